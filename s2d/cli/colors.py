@@ -37,3 +37,24 @@ def color_exits(own: Sequence[int], used: Sequence[int]) -> dict[int, Color]:
     numbered = dict.fromkeys([*own, *used])
     all_colors = dict(zip(numbered, cycle(COLORS)))
     return {exit_layer: all_colors[exit_layer] for exit_layer in used}
+
+
+class Shade(NamedTuple):
+    """A colour of something else than an exit."""
+
+    light: str  # on a light background
+    dark: str  # on a dark background
+
+
+SHADES = {
+    "paper": Shade("#fbfbf9", "#16181b"),
+    "panel": Shade("#ffffff", "#1f2226"),
+    "ink": Shade("#1c1c1c", "#e8e6e1"),
+    "faint": Shade("#565656", "#a2a09a"),
+    "line": Shade("#c9c9c2", "#50545b"),
+    "bar": Shade("#e8e8e2", "#2c3036"),
+    "lit": Shade("#ffd54a", "#7a6200"),  # what is looked at
+    "kept": Shade("#3b8f57", "#63bd82"),  # what was accepted
+    "p": Shade("#2b6cb0", "#6fa8e0"),  # of the target
+    "q": Shade("#c77a12", "#e8a84c"),  # of the draft
+}

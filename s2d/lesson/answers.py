@@ -23,14 +23,14 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 def choose_exit(confidences: Sequence[float], thresholds: Sequence[float]) -> int:
     """In the project: ``draft.SortedDraft.predict``, which asks no exit after the one it takes."""
-    for number, (confidence, threshold) in enumerate(zip(confidences, thresholds)):
-        if confidence > threshold:
+    for number, confidence in enumerate(confidences):
+        if confidence > thresholds[number]:
             return number
     return len(confidences) - 1
 
 
 def ancestor_mask(parents: Sequence[int]) -> np.ndarray:
-    """Each node attends to what its parent attends to, and to itself.
+    """A node attends to what its parent attends to, and to itself.
 
     In the project: ``mask.add_nodes``, level by level.
     """
@@ -43,4 +43,4 @@ def ancestor_mask(parents: Sequence[int]) -> np.ndarray:
 
 def kept_rows(rows: Tensor, n: int, accepted: Sequence[int]) -> Tensor:
     """In the project: ``cache.KVCache.keep``, which moves the rows inside the cache."""
-    return torch.cat([rows[:n], rows[[n + node for node in accepted]]])
+    return torch.cat([rows[:n], rows[[n - 1 + node for node in accepted]]])

@@ -1,18 +1,24 @@
-"""Check an answer to an exercise of the lesson; a wrong one is told by its misconception."""
+"""Mark an answer to an exercise of the lesson. A wrong one is told by its misconception."""
 
 import random
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from inspect import getdoc
+from itertools import starmap
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
 from . import answers
-from .mistakes import MISTAKES
+from .mistakes import MISTAKES, SYMPTOMS
 
+Function = Callable[..., Any]
 Case = tuple[Any, ...]  # the arguments of one call
+FITTING = {"b": "b", "i": "iu", "f": "biuf"}  # kinds of NumPy's dtypes: expected -> possible
+NO_NUMBERS = np.empty(0, dtype=bool)
 
 
 def distributions() -> list[Case]:
@@ -28,37 +34,37 @@ def drafted_tokens() -> list[Case]:
 
 
 def confidences() -> list[Case]:
-    """Confidences and thresholds of three exits; among them no sure exit, and equality."""
-    rng = random.Random(0)
+    """Confidences and thresholds of up to four exits; also equal ones, and no sure exit."""
+    rng = np.random.default_rng(0)
     cases: list[Case] = [
         ([0.6, 0.5, 0.1], [0.6, 0.4, 0.0]),
         ([0.1, 0.2, 0.3], [0.6, 0.4, 0.9]),
         ([0.3, 0.2, 0.1], [0.6, 0.4, 0.9]),
     ]
-    for _ in range(30):
-        cases.append(([round(rng.random(), 2) for _ in range(3)], [0.6, 0.4, 0.0]))
+    for count in [1, 2, 3, 4] * 10:
+        cases.append(tuple(rng.random((2, count)).round(2).tolist()))
     return cases
 
 
 def trees() -> list[Case]:
-    """Parents (N,) of small trees, -1 for the context."""
+    """Parents (N+1,) of small trees and of a chain; -1 for the root, which is node 0."""
     rng = random.Random(0)
-    cases: list[Case] = [([-1, -1, 0, 0, 2],)]
-    for size in range(1, 9):
-        cases.append(([rng.randrange(-1, node) for node in range(size)],))
+    cases: list[Case] = [([-1, 0, 0, 1, 1, 3],), ([-1, *range(11)],)]
+    for size in range(1, 10):
+        cases.append(([-1, *map(rng.randrange, range(1, size))],))
     return cases
 
 
 def caches() -> list[Case]:
     """Rows (n + N, D), the length n of the context, and which of the N nodes were accepted."""
     cases: list[Case] = []
-    for n, accepted in ((3, [0, 2, 5]), (2, [0, 1]), (4, [1, 3]), (3, [])):
+    for n, accepted in ((3, [1, 3, 5]), (2, [1, 2]), (4, [2, 4]), (3, [])):
         rows = 10.0 * torch.arange(n + 6)[:, None] + torch.arange(2)
         cases.append((rows, n, accepted))
     return cases
 
 
-CASES: dict[Callable[..., Any], Callable[[], list[Case]]] = {
+CASES: dict[Function, Callable[[], list[Case]]] = {
     answers.acceptance_probability: drafted_tokens,
     answers.residual: distributions,
     answers.choose_exit: confidences,
@@ -67,58 +73,95 @@ CASES: dict[Callable[..., Any], Callable[[], list[Case]]] = {
 }
 
 
-def check(name: str, function: Callable[..., Any]) -> None:
+def mark(name: str, function: Function) -> None:
     """Print whether ``function`` is right for the exercise with this ``name``."""
-    print(f"{name}: {judge(name, function)}")
+    print(f"{name}: {comment_on(name, function)}")
 
 
-def judge(name: str, function: Callable[..., Any]) -> str:
+def comment_on(name: str, function: Function) -> str:
     """A sentence about ``function``, an answer to the exercise with this ``name``."""
-    answer = getattr(answers, name)
-    cases = CASES[answer]()
+    cases = CASES[getattr(answers, name)]()
     results = []
     for case in cases:
         try:
-            results.append(function(*deepcopy(case)))  # it may change what it is given
+            result, helper = call(function, deepcopy(case))  # it may change what it is given
         except NotImplementedError:
             return "not filled in yet."
         except Exception as error:  # whatever a learner's function does
-            return f"{call_of(name, case)} raises {type(error).__name__}: {error}"
+            return f"{shown_call(name, case)} raises {type(error).__name__}: {error}"
+        if helper:
+            return f"this calls {helper}, a function of the project. Write it yourself."
+        if result is None:
+            return "this returns None. Does it end with return and the result?"
+        results.append(result)
+    return comment_on_results(name, cases, results)
+
+
+def call(function: Function, case: Case) -> tuple[Any, str]:
+    """What ``function`` returns, and which function of the project it called, "" if none."""
+    called = [""]
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        module = frame.f_globals.get("__name__", "")
+        if event == "call" and module.startswith("s2d."):
+            called.append(frame.f_code.co_name)
+
+    previous = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        result = function(*case)
+    finally:
+        sys.setprofile(previous)
+    return result, called[-1]
+
+
+def comment_on_results(name: str, cases: list[Case], results: list[Any]) -> str:
+    """A sentence about the ``results`` of a function, one for each of ``cases``."""
+    answer = getattr(answers, name)
     expected = [answer(*case) for case in cases]
-    if all(map(same, results, expected)):
+    right = list(map(same, results, expected))
+    if all(right):
         return "right!"
-    for mistake in MISTAKES[answer]:
-        if all(map(same, results, (mistake(*case) for case in cases))):
-            return " ".join(getdoc(mistake).split())
-    wrong = [same(*pair) for pair in zip(results, expected)].index(False)
-    right = text_of(expected[wrong])
-    return f"{call_of(name, cases[wrong])} should be {right}; yours is {text_of(results[wrong])}"
+    made = [each for each in MISTAKES[answer] if all(map(same, results, starmap(each, cases)))]
+    numbers = list(map(as_numbers, results))
+    made += [each for each in SYMPTOMS.get(answer, []) if each(numbers)]
+    if made:
+        return " ".join(getdoc(made[0]).split())
+    wrong = right.index(False)
+    words = f"{shown_call(name, cases[wrong])} should be {shown(expected[wrong])}"
+    return f"{words}; yours is {shown(results[wrong])}"
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Whether two results have one shape and, but for rounding, one value."""
+    """Whether two results have one shape, fitting dtypes and, but for rounding, one value."""
     found = as_numbers(found)
     expected = as_numbers(expected)
-    if found is None or found.shape != expected.shape:
+    if found.shape != expected.shape or found.dtype.kind not in FITTING[expected.dtype.kind]:
         return False
     return np.allclose(found, expected, rtol=0, atol=1e-6)
 
 
-def as_numbers(value: Any) -> np.ndarray | None:
-    """``value`` as an array, or None if it is nothing of the kind."""
+def as_numbers(value: Any) -> np.ndarray:
+    """``value`` as an array of numbers or booleans, an empty one if it is nothing of the kind."""
     try:
         if isinstance(value, torch.Tensor):
-            value = value.detach().double()
-        return np.asarray(value, dtype=float)
+            value = value.detach().cpu().numpy()
+        numbers = np.asarray(value)
     except Exception:  # whatever a learner's function returns
-        return None
+        return NO_NUMBERS
+    return numbers if numbers.dtype.kind in "biuf" else NO_NUMBERS
 
 
-def call_of(name: str, case: Case) -> str:
-    return f"{name}({', '.join(map(text_of, case))})"
+def shown_call(name: str, case: Case) -> str:
+    """A call of an exercise; where no node is accepted, with what follows from that."""
+    call = f"{name}({', '.join(map(shown, case))})"
+    if case[-1] == []:
+        return f"If no node is accepted, only the rows of the context stay: {call}"
+    return call
 
 
-def text_of(value: Any) -> str:
+def shown(value: Any) -> str:
     """A result or an argument, briefly."""
-    numbers = as_numbers(value) if isinstance(value, torch.Tensor | np.ndarray) else None
-    return repr(value) if numbers is None else repr(numbers.round(3).tolist())
+    if isinstance(value, torch.Tensor | np.ndarray) and as_numbers(value).size:
+        return repr(as_numbers(value).round(3).tolist())
+    return repr(value)

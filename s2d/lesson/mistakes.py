@@ -1,4 +1,7 @@
-"""Mistakes that people make in the exercises of the lesson. The docstring tells what is wrong."""
+"""Mistakes that people make in the exercises of the lesson. A docstring says what is wrong.
+
+MISTAKES compute what a mistaken function returns. SYMPTOMS look at what was returned.
+"""
 
 from collections.abc import Sequence
 
@@ -8,7 +11,7 @@ from torch import Tensor
 
 from . import answers
 
-# --- 1. acceptance_probability -------------------------------------------------------------------
+Results = list[np.ndarray]  # what a function returned, one for each case
 
 
 def swapped_ratio(p: Tensor, q: Tensor, token: int) -> Tensor:
@@ -22,12 +25,10 @@ def above_one(p: Tensor, q: Tensor, token: int) -> Tensor:
     return p[token] / q[token]
 
 
-def always(p: Tensor, q: Tensor, token: int) -> Tensor:
-    """Everything is accepted, so what comes out follows the draft, q."""
-    return torch.ones(())
-
-
-# --- 2. residual ---------------------------------------------------------------------------------
+def yes_or_no(results: Results) -> bool:
+    """This says whether the token is accepted. Return the probability that it is, a number from 0
+    to 1, and draw nothing."""
+    return all(each.size == 1 and each in (0, 1) for each in results)
 
 
 def all_of_p(p: Tensor, q: Tensor) -> Tensor:
@@ -42,14 +43,15 @@ def not_normalised(p: Tensor, q: Tensor) -> Tensor:
     return (p - q).clamp(min=0.0)
 
 
-def absolute_difference(p: Tensor, q: Tensor) -> Tensor:
-    """The absolute difference gives a second chance to tokens that the draft proposes too often.
-    They lack nothing: where q > p, the residual is 0."""
-    difference = (p - q).abs()
-    return difference / difference.sum()
+def one_token(results: Results) -> bool:
+    """This is a single number. Return the probabilities of all tokens, and draw nothing."""
+    return all(each.size == 1 for each in results)
 
 
-# --- 3. choose_exit ------------------------------------------------------------------------------
+def below_zero(results: Results) -> bool:
+    """Some of these numbers are below 0, or not finite, and no probability is. Where q > p, nothing
+    is missing: replace p - q by 0 there, before you add up and divide. (All of p - q sums to 0.)"""
+    return not all(np.all(each >= 0) and np.isfinite(each).all() for each in results)
 
 
 def surest(confidences: Sequence[float], thresholds: Sequence[float]) -> int:
@@ -60,17 +62,18 @@ def surest(confidences: Sequence[float], thresholds: Sequence[float]) -> int:
 
 def at_the_threshold(confidences: Sequence[float], thresholds: Sequence[float]) -> int:
     """A confidence that equals the threshold is not enough; it has to be above."""
-    sure = [number for number, each in enumerate(confidences) if each >= thresholds[number]]
-    return sure[0] if sure else len(confidences) - 1
+    for number, confidence in enumerate(confidences):
+        if confidence >= thresholds[number]:
+            return number
+    return len(confidences) - 1
 
 
 def first_if_none(confidences: Sequence[float], thresholds: Sequence[float]) -> int:
     """If no exit is sure, the last one drafts, not the first: it is right most often."""
-    sure = [number for number, each in enumerate(confidences) if each > thresholds[number]]
-    return sure[0] if sure else 0
-
-
-# --- 4. ancestor_mask ----------------------------------------------------------------------------
+    for number, confidence in enumerate(confidences):
+        if confidence > thresholds[number]:
+            return number
+    return 0
 
 
 def causal(parents: Sequence[int]) -> np.ndarray:
@@ -89,14 +92,17 @@ def parent_only(parents: Sequence[int]) -> np.ndarray:
 
 
 def wrapped_round(parents: Sequence[int]) -> np.ndarray:
-    """The parent -1 is the context, but as an index of an array it is the last row."""
+    """The parent -1 of the root is no node, but as an index of an array it is the last row."""
     mask = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
         mask[node] |= mask[parent]
     return mask
 
 
-# --- 5. kept_rows --------------------------------------------------------------------------------
+def numbers_in_a_mask(results: Results) -> bool:
+    """This mask holds numbers, and attention would add these to its scores. Return booleans: True
+    where the node of the row attends to the node of the column."""
+    return all(each.dtype != bool for each in results)
 
 
 def first_rows(rows: Tensor, n: int, accepted: Sequence[int]) -> Tensor:
@@ -105,15 +111,21 @@ def first_rows(rows: Tensor, n: int, accepted: Sequence[int]) -> Tensor:
     return rows[: n + len(accepted)]
 
 
-def counted_from_the_start(rows: Tensor, n: int, accepted: Sequence[int]) -> Tensor:
-    """Nodes are counted from the end of the context: node i is in row n + i, not in row i."""
-    return torch.cat([rows[:n], rows[list(accepted)]])
+def one_too_far(rows: Tensor, n: int, accepted: Sequence[int]) -> Tensor:
+    """Node 0 is the last token of the context, in row n - 1. So node 1 is in row n, and node i in
+    row n - 1 + i."""
+    return torch.cat([rows[:n], rows[[n + node for node in accepted]]])
 
 
 MISTAKES = {
-    answers.acceptance_probability: [swapped_ratio, above_one, always],
-    answers.residual: [all_of_p, not_normalised, absolute_difference],
+    answers.acceptance_probability: [swapped_ratio, above_one],
+    answers.residual: [all_of_p, not_normalised],
     answers.choose_exit: [surest, at_the_threshold, first_if_none],
     answers.ancestor_mask: [causal, parent_only, wrapped_round],
-    answers.kept_rows: [first_rows, counted_from_the_start],
+    answers.kept_rows: [first_rows, one_too_far],
+}
+SYMPTOMS = {
+    answers.acceptance_probability: [yes_or_no],
+    answers.residual: [one_token, below_zero],
+    answers.ancestor_mask: [numbers_in_a_mask],
 }

@@ -2,37 +2,45 @@
 
 import io
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
+from ..cli.colors import COLORS, SHADES, color_exits
 from ..stats import Step
 from ..tree import Tree
 
-COLORS = "#00707a", "#9a5b00", "#8a2a8a", "#2e7d1f", "#2b55c4", "#b3261e"  # of exits, in order
-NEUTRAL = "#222222", "#8a8a8a"  # of what is no exit, target or draft
-TARGET = "#707070"  # what the target wrote itself
-P = "#2b6cb0"
-Q = "#c77a12"
-SIDE = 0.92  # of a box; they are 1 apart
-APART = 1.25  # levels of a tree
-CENTERED = dict(horizontalalignment="center", verticalalignment="center", fontsize=8)
-Texts = Callable[[int], str]  # a token -> what stands in its box
+DRAFT = COLORS[0].light
+INK = SHADES["ink"].light
+FAINT = SHADES["faint"].light
+LINE = SHADES["line"].light
+P = SHADES["p"].light
+Q = SHADES["q"].light
+SIDE = 0.92  # of a box; boxes are 1 apart
+TOKEN = 0.78, 0.33  # inches, the size of a box
+NUMBER = 0.4, 0.33
+CENTERED = dict(fontsize=8, ha="center", va="center")
+PLAIN = dict(frameon=False, fontsize=8)  # of a legend
+SVG = {"svg.fonttype": "none", "svg.hashsalt": "s2d"}  # a text stays a text; equal names of parts
+Piece = Callable[[int], str]  # a token -> what stands in its box
 
 
 class Picture:
-    """A figure that a notebook shows if it is the value of a cell's last line."""
+    """An SVG that a notebook shows. ``words`` say what there is to see, where nobody sees it."""
 
-    def __init__(self, figure: Figure, words: str) -> None:
-        """``words`` say what there is to see, for those who do not see it."""
-        self.figure = figure
+    def __init__(self, axes: Axes, words: str) -> None:
+        self.figure = axes.figure
         self.words = words
 
-    def _repr_png_(self) -> bytes:
-        file = io.BytesIO()
-        self.figure.savefig(file, format="png", dpi=80, metadata={"Software": None})
+    def _repr_svg_(self) -> str:
+        file = io.StringIO()
+        about = {"Title": self.words, "Date": None, "Creator": None}
+        with matplotlib.rc_context(SVG):
+            self.figure.savefig(file, format="svg", metadata=about)
         return file.getvalue()
 
     def __repr__(self) -> str:
@@ -40,81 +48,86 @@ class Picture:
 
 
 def new_axes(width: float, height: float) -> Axes:
-    """Axes without a frame, so many inches large."""
+    """Axes of a figure that is so many inches large."""
     axes = Figure((width, height), layout="constrained").subplots()
     axes.spines[["top", "right"]].set_visible(False)
     return axes
 
 
-def color_of(exit_layer: int, exits: Sequence[int]) -> str:
-    """The colour of an exit by its place among ``exits``, as on the page of an answer (trace/)."""
-    return COLORS[list(exits).index(exit_layer) % len(COLORS)]
+def light_colors(exits: Sequence[int]) -> dict[int, str]:
+    """The colours of ``exits``, as on the page of an answer (trace/)."""
+    colors = color_exits(own=exits, used=exits)
+    return {exit_layer: color.light for exit_layer, color in colors.items()}
 
 
-def draw_box(axes: Axes, x: float, y: float, text: str, color: str, filled: bool) -> None:
-    face = color if filled else "white"
-    axes.add_patch(Rectangle((x, y), SIDE, 0.8, facecolor=face, edgecolor=color, linewidth=1.3))
-    axes.text(x + SIDE / 2, y + 0.38, text, color="white" if filled else color, **CENTERED)
+class Box(NamedTuple):
+    """A text in a frame, in a column from the left and a row from the top."""
+
+    column: float
+    row: int
+    text: str
+    kind: str  # what the legend says; "" if nothing
+    face: str | tuple  # a colour; if it is that of the edge, the text is white
+    edge: str
 
 
-def draw_grid(
-    values: np.ndarray, texts: np.ndarray, columns: Sequence[str], rows: Sequence[str], colors: str
+def draw_boxes(
+    boxes: list[Box], inches: tuple[float, float], columns: Sequence = (), rows: Sequence = ()
 ) -> Axes:
-    """A table of cells, coloured by their ``values`` from 0 to 1; NaN leaves a cell empty."""
-    axes = new_axes(0.4 * len(columns) + 1.1, 0.33 * len(rows) + 0.8)
-    places = range(len(columns)), range(len(rows))
-    axes.pcolormesh(*places, values, cmap=colors, vmin=0, vmax=1.3, edgecolors="white")
-    for (row, column), text in np.ndenumerate(texts):
-        dark = colors != "Greys" or values[row, column] >= 0.8
-        axes.text(column, row, text, color="white" if dark else "black", **CENTERED)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_xticks(range(len(columns)), columns, rotation=60, fontsize=8)
+    """Boxes of so many ``inches``, with names of ``columns`` and ``rows``, above a legend."""
+    width = max(box.column for box in boxes) + 1
+    height = max(box.row for box in boxes) + 1
+    room = 1.2 if rows else 0.1  # inches, for the names
+    axes = new_axes(inches[0] * width + room, inches[1] * height + 0.9)
+    for column, row, text, _, face, edge in boxes:
+        frame = Rectangle((column, row), SIDE, 0.8, facecolor=face, edgecolor=edge, linewidth=1.5)
+        axes.add_patch(frame)
+        ink = "white" if face == edge else INK
+        axes.text(
+            column + SIDE / 2, row + 0.42, text, color=ink, fontsize=8, ha="center", va="center"
+        )
+    axes.set(xlim=(-0.1, width), ylim=(height, -0.2))
+    axes.set_xticks(np.arange(len(columns)) + SIDE / 2, columns, rotation=60, fontsize=8)
+    axes.set_yticks(np.arange(len(rows)) + 0.4, rows)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
+    kinds = {box.kind: box for box in boxes if box.kind}
+    samples = [Patch(facecolor=kinds[kind].face, edgecolor=kinds[kind].edge) for kind in kinds]
+    axes.figure.legend(samples, kinds, loc="outside lower left", ncols=3, **PLAIN)
     return axes
 
 
-def plot_pass_times(counts: Sequence[int], seconds: Sequence[float]) -> Picture:
-    """Seconds of one pass over each of ``counts`` tokens, next to as many passes over one."""
-    axes = new_axes(5.5, 2.6)
-    one_by_one = [1000 * seconds[0] * count for count in counts]
-    axes.plot(counts, one_by_one, "--", color="#999999", label="one pass for each token")
-    axes.plot(counts, [1000 * each for each in seconds], "o-", color=P, label="one pass over all")
-    axes.set(xlabel="tokens", ylabel="milliseconds", ylim=(0, None), xticks=counts)
-    axes.legend(frameon=False)
-    return Picture(axes.figure, "The time of one pass over some tokens, and of a pass for each.")
-
-
-def draw_chains(steps: Sequence[Step], piece: Texts) -> Picture:
-    """A row for each step: the chain that was drafted, what of it was accepted, the bonus token."""
-    width = max(len(step.tree.tokens) for step in steps)  # node 0 is the end of the context
-    axes = new_axes(0.75 * width, 0.33 * len(steps) + 0.4)
-    for down, step in enumerate(steps):
-        for node, token in enumerate(step.tree.tokens[1:], start=1):
-            draw_box(axes, node - 1, -down, piece(token), COLORS[0], filled=node in step.accepted)
-        if len(step.tokens) > len(step.accepted):
-            after = len(step.tree.tokens) - 1
-            draw_box(axes, after, -down, piece(step.tokens[-1]), TARGET, filled=True)
-    axes.text(0, 1.1, "drafted", color=COLORS[0], fontsize=9, weight="bold")
-    axes.text(width - 1, 1.1, "target", color=TARGET, fontsize=9, weight="bold")
-    axes.set(xlim=(-0.1, width), ylim=(0.9 - len(steps), 1.6))
-    axes.axis("off")
-    accepted = ", ".join(str(len(step.accepted)) for step in steps)
-    return Picture(axes.figure, f"Steps and their tokens. Accepted: {accepted}.")
-
-
-def plot_lengths(
-    lengths: Sequence[int], measured: dict[str, list[float]], formula: dict[str, list[float]]
+def plot_curves(
+    x: Sequence[int], solid: dict[str, list], dashed: dict[str, list], names: tuple[str, str]
 ) -> Picture:
-    """Tokens per pass by the length of the chain: ``measured`` ones, and those of a formula."""
-    axes = new_axes(5.5, 2.8)
-    for color, (name, values) in zip(NEUTRAL, measured.items()):
-        axes.plot(lengths, values, "o-", color=color, label=name, markersize=4)
-    for color, (name, values) in zip(NEUTRAL, formula.items()):
-        axes.plot(lengths, values, "--", color=color, label=name)
-    axes.set(xlabel="drafted tokens k", ylabel="tokens per pass", ylim=(0, None))
-    axes.legend(frameon=False, fontsize=8)
-    return Picture(axes.figure, "Tokens per pass by the length of the chain.")
+    """Curves over ``x`` by their labels. ``names``: of x and of what the curves show."""
+    axes = new_axes(width=5.5, height=2.8)
+    for color, (label, values) in zip((P, Q), solid.items()):
+        axes.plot(x, values, "o-", color=color, label=label, markersize=4)
+    for color, (label, values) in zip((P, Q), dashed.items()):
+        axes.plot(x, values, "--", color=color, label=label)
+    axes.set(xlabel=names[0], ylabel=names[1], ylim=(0, None), xticks=x)
+    axes.legend(**PLAIN)
+    labels = ", ".join([*solid, *dashed])
+    return Picture(axes, f"Curves of {names[1]} by {names[0]}: {labels}.")
+
+
+def draw_chains(steps: Sequence[Step], piece: Piece) -> Picture:
+    """A row for each step: the chain that was drafted, what of it was accepted, the bonus token."""
+    boxes = []
+    for row, step in enumerate(steps):
+        tokens = step.tree.tokens[1:]  # node 0 is the end of the context
+        for column, token in enumerate(tokens):
+            kind, face = "drafted, rejected", "white"
+            if column + 1 in step.accepted:
+                kind, face = "drafted, accepted", DRAFT
+            boxes.append(Box(column, row, piece(token), kind, face, DRAFT))
+        bonus = piece(step.tokens[-1])
+        boxes.append(Box(len(tokens), row, bonus, "the target's own token", FAINT, FAINT))
+    counts = ", ".join(str(len(step.accepted)) for step in steps)
+    return Picture(
+        draw_boxes(boxes, TOKEN), f"Steps and their tokens. Accepted in each step: {counts}."
+    )
 
 
 def draw_acceptance(
@@ -124,139 +137,128 @@ def draw_acceptance(
 
     ``rejected``: the probability that the drafted token is rejected.
     """
-    axes = new_axes(6, 2.8)
+    axes = new_axes(width=6, height=2.8)
     tokens = np.arange(len(p))
-    p = np.asarray(p)
-    q = np.asarray(q)
     accepted = np.minimum(p, q)
     added = rejected * np.asarray(residual)
-    often = q > p  # drafted too often
-    more = (q - p)[often]
-    hatched = dict(color="none", edgecolor=Q, hatch="///", label="drafted, rejected")
-    axes.bar(tokens[often], more, 0.75, bottom=accepted[often], **hatched)
-    axes.bar(tokens, accepted, 0.75, color=COLORS[0], label="drafted, accepted")
-    axes.bar(tokens, added, 0.75, bottom=accepted, color="#cfcfcf", label="from the residual")
-    edges = np.arange(len(p) + 1) - 0.5
-    axes.stairs(p, edges, color="black", linewidth=1.4, label="p")
+    lost = q - accepted
+    hatched = dict(color="none", edgecolor=Q, hatch="///", linewidth=0)
+    axes.bar(tokens, lost, 0.75, bottom=accepted, label="drafted, rejected", **hatched)
+    axes.bar(tokens, accepted, 0.75, color=DRAFT, label="drafted, accepted")
+    axes.bar(tokens, added, 0.75, bottom=accepted, color=LINE, label="from the residual")
+    axes.stairs(p, np.arange(len(p) + 1) - 0.5, color=INK, linewidth=1.4, label="p")
     axes.set(xticks=tokens, xlabel="token", ylabel="probability")
-    axes.legend(frameon=False, fontsize=8)
-    return Picture(axes.figure, "Accepted tokens and the residual add up to p.")
+    axes.legend(**PLAIN)
+    parts = [np.round(each, 2).tolist() for each in (accepted, added, p)]
+    return Picture(axes, "Accepted {} and from the residual {} add up to p, {}.".format(*parts))
 
 
-def draw_race(
+def draw_scores(
     names: Sequence[str], p: Sequence[float], q: Sequence[float], noise: Sequence[float]
 ) -> Picture:
     """p and q of some tokens, their noise e, and p / e and q / √e: the largest wins."""
-    figure = Figure((8.5, 2.6), layout="constrained")
+    figure = Figure((8.5, 2.9), layout="constrained")
     probs, noises, scores = figure.subplots(1, 3)
     places = np.arange(len(names))
+    left = places - 0.2
+    right = places + 0.2
     own = np.divide(p, noise)
     guess = np.divide(q, np.sqrt(noise))
-    probs.bar(places - 0.2, p, 0.38, color=P, label="target: p")
-    probs.bar(places + 0.2, q, 0.38, color=Q, label="draft: q")
-    noises.bar(places, noise, 0.5, color="#bbbbbb", label="noise: e")
-    scores.bar(places - 0.2, own / own.max(), 0.38, color=P, label="target: p / e")
-    scores.bar(places + 0.2, guess / guess.max(), 0.38, color=Q, label="draft: q / √e")
+    probs.bar(left, p, 0.38, color=P, label="target: p")
+    probs.bar(right, q, 0.38, color=Q, label="draft: q")
+    noises.bar(places, noise, 0.5, color=FAINT, label="noise: e")
+    scores.bar(left, own / own.max(), 0.38, color=P, label="target: p / e")
+    scores.bar(right, guess / guess.max(), 0.38, color=Q, label="draft: q / √e")
     scores.set_yticks([0, 1], ["0", "largest"])
     for axes in (probs, noises, scores):
-        axes.spines[["top", "right"]].set_visible(False)
         axes.set_xticks(places, names, rotation=60, fontsize=8)
-        axes.legend(frameon=False, fontsize=8)
-    return Picture(figure, "Probabilities, noise, and scores of some tokens.")
+        axes.set_ylim(top=1.4 * axes.get_ylim()[1])  # room for the legend
+        axes.legend(loc="upper left", **PLAIN)
+    winners = names[own.argmax()], names[guess.argmax()]
+    return Picture(probs, "p / e is largest for {}, and q / √e for {}.".format(*winners))
 
 
 def draw_confidences(
-    confidences: Sequence[Sequence[float]],
+    confidences: list[list[float]],
     exits: Sequence[int],
     thresholds: Sequence[float],
-    chosen: Sequence[int],
+    chosen: list[int],
     names: Sequence[str],
 ) -> Picture:
     """What each exit says at some positions; a frame shows the one that drafts.
 
-    Args:
-        confidences: a row for each exit, a column for each position.
-        chosen: the exit that drafts, by position.
-        names: of the tokens, by position.
+    ``confidences``: a row for each exit. ``chosen``, ``names``: by position, the exit that drafts,
+    and the token.
     """
-    values = np.array(confidences)
-    shown = np.vectorize(lambda value: "1" if value >= 0.995 else f"{value:.2f}"[1:])(values)
-    rows = [f"exit {each}, threshold {own}" for each, own in zip(exits[:-1], thresholds)]
-    axes = draw_grid(values, shown, names, [*rows, f"exit {exits[-1]}, the last"], "Greys")
-    axes.invert_yaxis()
-    for column, exit_layer in enumerate(chosen):
-        corner = (column - 0.46, list(exits).index(exit_layer) - 0.46)
-        color = color_of(exit_layer, exits)
-        frame = Rectangle(corner, SIDE, SIDE, fill=False, linewidth=2.6, edgecolor=color)
-        axes.add_patch(frame)
-    return Picture(axes.figure, f"Confidences; the exits that draft are {list(chosen)}.")
+    colors = light_colors(exits)
+    boxes = []
+    for row, exit_layer in enumerate(exits):
+        for column, value in enumerate(confidences[row]):
+            kind, edge = "", "white"
+            if chosen[column] == exit_layer:
+                kind, edge = f"exit {exit_layer} drafts", colors[exit_layer]
+            text = f"{value:.2f}".lstrip("0")
+            face = str(1 - value / 2)  # a grey: "0.5" is the darkest
+            boxes.append(Box(column, row, text, kind, face, edge))
+    rows = [f"exit {each}, threshold {least}" for each, least in zip(exits, thresholds)]
+    rows[-1] = f"exit {exits[-1]}, the last"
+    axes = draw_boxes(boxes, NUMBER, names, rows)
+    return Picture(axes, f"Confidences; the exits that draft are {chosen}.")
 
 
 def draw_catch_up(
-    reads: Sequence[tuple[int, int, int]],
-    exits: Sequence[int],
-    positions: range,
-    names: Sequence[str],
+    reads: list[tuple[int, int, int]], exits: Sequence[int], positions: range, names: Sequence[str]
 ) -> Picture:
     """In which of the draft's predictions each segment of layers read each position.
 
     ``reads``: exit, first position, and end of what was read, in the order of time. A position that
     was rolled back is read again; the last time counts.
     """
-    seen = np.full((len(exits), positions.stop), np.nan)
+    seen = np.zeros((len(exits), positions.stop), dtype=int)
     prediction = 0
     for exit_layer, start, end in reads:
-        if exit_layer == exits[0]:  # with which each prediction begins
-            prediction += 1
-        seen[list(exits).index(exit_layer), start : min(end, positions.stop)] = prediction
+        prediction += exit_layer == exits[0]  # every prediction begins with it
+        seen[exits.index(exit_layer), start:end] = prediction
     seen = seen[:, positions.start :]
-    texts = np.vectorize(lambda each: "" if np.isnan(each) else f"{each:.0f}")(seen)
-    first, last = np.nanmin(seen), np.nanmax(seen)
-    rows = [segment_name(start, end) for start, end in zip([0, *exits[:-1]], exits)]
-    axes = draw_grid((seen - first) / max(1, last - first), texts, names, rows, "viridis")
-    return Picture(axes.figure, "In which prediction each segment of layers read each token.")
+    boxes = []
+    for (row, column), number in np.ndenumerate(seen):
+        if number:
+            face = matplotlib.colormaps["Pastel1"](number % 8)
+            boxes.append(Box(column, row, str(number), "", face, "white"))
+    axes = draw_boxes(boxes, NUMBER, names, [f"segment of exit {each}" for each in exits])
+    return Picture(axes, f"In which prediction a token was read (0: in none): {seen.tolist()}.")
 
 
-def segment_name(start: int, end: int) -> str:
-    """Layers start..end-1, counted from 1."""
-    return f"layer {end}" if end == start + 1 else f"layers {start + 1}-{end}"
-
-
-def draw_tree(tree: Tree, accepted: Sequence[int], exits: Sequence[int], piece: Texts) -> Picture:
+def draw_tree(tree: Tree, accepted: list[int], exits: Sequence[int], piece: Piece) -> Picture:
     """The tree that the target checked, in the colours of the exits; accepted nodes are filled."""
-    heights = {}
-    waiting = tree.children(0)[::-1]
-    leaves = 0
-    while waiting:
-        node = waiting.pop()
-        heights[node] = leaves
-        children = tree.children(node)
-        leaves += not children
-        waiting += children[::-1]
-    width = APART * tree.depth
-    axes = new_axes(1.1 * width, 0.3 * leaves + 0.4)
-    for node, parent in list(enumerate(tree.parents))[1:]:
-        left = APART * (tree.depths[node] - 1)
-        down = heights[node]
-        from_left = left - APART + SIDE
-        from_down = heights.get(parent, 0)
-        axes.plot([from_left, left], [0.4 - from_down, 0.4 - down], color="#aaaaaa", linewidth=1)
-        color = color_of(tree.exit_layers[node], exits)
+    colors = light_colors(exits)
+    rows: dict[int, int] = {}  # node -> the row it is drawn in
+    row = 0
+    before = -1
+    paths = [np.flatnonzero(ancestors).tolist() for ancestors in tree.ancestors]
+    for node in sorted(range(len(paths)), key=paths.__getitem__):
+        row += tree.parents[node] != before  # a first child is in the row of its parent
+        rows[node] = row
+        before = node
+    boxes = [Box(0, 0, f"0: {piece(tree.tokens[0])}", "the context's last token", FAINT, FAINT)]
+    for node in range(1, len(rows)):
+        edge = colors[tree.exit_layers[node]]
+        kind, face = f"exit {tree.exit_layers[node]}, rejected", "white"
+        if node in accepted:
+            kind, face = f"exit {tree.exit_layers[node]}, accepted", edge
         text = f"{node}: {piece(tree.tokens[node])}"
-        draw_box(axes, left, -down, text, color, filled=node in accepted)
-    axes.set(xlim=(SIDE - APART, width), ylim=(0.8 - leaves, 1))
-    axes.axis("off")
-    return Picture(
-        axes.figure, f"A tree of {len(tree.tokens) - 1} nodes. Accepted: {list(accepted)}."
-    )
+        boxes.append(Box(1.3 * tree.depths[node], rows[node], text, kind, face, edge))
+    axes = draw_boxes(boxes, TOKEN)
+    for parent, box in zip(tree.parents[1:], boxes[1:]):
+        x = [boxes[parent].column + SIDE, box.column]
+        axes.plot(x, [rows[parent] + 0.4, box.row + 0.4], color=FAINT, linewidth=0.8)
+    return Picture(axes, f"A tree of {len(boxes) - 1} drafted nodes. Accepted: {accepted}.")
 
 
 def draw_mask(mask: np.ndarray) -> Picture:
     """Which node (row) attends to which (column)."""
-    axes = new_axes(3.4, 3.4)
-    axes.imshow(mask, cmap="Blues", vmax=1.4, interpolation="nearest")
+    boxes = [Box(column, row, "", "attends", P, P) for row, column in np.argwhere(mask)]
     nodes = range(len(mask))
-    axes.set_xticks(nodes, nodes, fontsize=7)
-    axes.set_yticks(nodes, nodes, fontsize=7)
+    axes = draw_boxes(boxes, (0.22, 0.22), nodes, nodes)
     axes.set(xlabel="node that is attended to", ylabel="node that attends")
-    return Picture(axes.figure, "The ancestor mask of the tree.")
+    return Picture(axes, f"The ancestor mask: {mask.sum()} of {mask.size} cells are blue.")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.files import staged
-from ..cli.colors import COLORS
+from ..cli.colors import COLORS, SHADES, Color, Shade
 
 FOLDER = Path(__file__).parent
 
@@ -24,10 +24,17 @@ def write_page(data: dict[str, Any], file: Path) -> None:
 
 
 def style_of_colors() -> str:
-    """A class for each colour of an exit: of its text, and of the bars that show what it said."""
+    """Variables for SHADES, and a class for each colour of an exit: of its text and its bars."""
     rules = []
+    for name, shade in SHADES.items():
+        rules.append(f":root {{ --{name}: {light_dark(shade)}; }}")
     for color in COLORS:
-        value = f"light-dark({color.light}, {color.dark})"
+        value = light_dark(color)
         rules.append(f".{color.name} {{ color: {value}; text-decoration-style: {color.line}; }}")
         rules.append(f".bar.{color.name} i {{ background: {value}; }}")
     return "\n".join(rules)
+
+
+def light_dark(color: Color | Shade) -> str:
+    """A colour of a style sheet, by the reader's background."""
+    return f"light-dark({color.light}, {color.dark})"

@@ -1,14 +1,13 @@
 """What the page of an answer shows, as plain numbers.
 
-A ``Recorder`` reads it from the Steps of a Decoder. It wraps the exits and random draws of these by
-objects that note what passes through them. Recording changes no answer.
+A ``Recorder`` reads it from the Steps of a Decoder. It puts objects in the place of the exits and
+the random draws that note what passes through them. Recording changes no answer.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from ..checkpoint.tokenizer import TextStream, Tokenizer
 from ..cli.colors import Color
 from ..decoder import Decoder
 from ..draft import Exit, LayerExit
-from ..mcsd.decision import Decided
 from ..mcsd.roots import LongestPath
 from ..rules import Prediction, Rejection, SharedNoise, residual, without
 from ..sampling import Draws
@@ -25,15 +23,14 @@ from ..stats import Step
 from ..tree import Tree
 
 LIKELIEST = 6  # of the vocabulary, the target's likeliest tokens are shown, and those in the tree
-Said = dict[tuple[int, ...], list[tuple[int, Tensor]]]  # path: exits, and what they said (V,)
 OPTIONS = "method temperature top_p top_k seed thresholds init".split()
+Said = dict[tuple[int, ...], list[tuple[int, Tensor]]]  # path -> exits, and what they said (V,)
 
 
-@dataclass
-class Asked:
-    """An exit that was asked to draft a level. The last one drafted it, unless it knew nothing."""
+class Asked(NamedTuple):
+    """An exit was asked to draft a level. The last one drafted it, unless it knew nothing."""
 
-    level: int
+    level: int  # the depth of the nodes
     exit_layer: int
     confidence: float
 
@@ -50,7 +47,7 @@ class NotedExit:
 
     def predict(self, tree: Tree) -> Prediction:
         prediction = self.inner.predict(tree)
-        self.asked.append(Asked(tree.depth, self.exit_layer, prediction.confidence))
+        self.asked.append(Asked(tree.depth + 1, self.exit_layer, prediction.confidence))
         if isinstance(self.inner, LayerExit):
             for node, row in zip(tree.frontier, prediction.probs.cpu()):
                 self.said[tuple(tree.path(node))].append((self.exit_layer, row))
@@ -60,23 +57,20 @@ class NotedExit:
         self.inner.keep(tree, accepted)
 
 
-class NotedDraws:
-    """Random draws, and in ``numbers`` those that decided tests."""
+class NotedDraws(Draws):
+    """The random numbers of ``inner``, and in ``numbers`` those that decided tests."""
 
     def __init__(self, inner: Draws, numbers: list[float]) -> None:
         self.inner = inner
         self.numbers = numbers
 
+    def uniform(self, count: int) -> Tensor:
+        return self.inner.uniform(count)
+
     def flip(self, probability: float) -> bool:
-        number = self.inner.uniform(1).item()
+        number = self.uniform(1).item()
         self.numbers.append(number)
         return number < probability
-
-    def draw(self, probs: Tensor) -> Tensor:
-        return self.inner.draw(probs)
-
-    def candidates(self, probs: Tensor, count: int) -> Tensor:
-        return self.inner.candidates(probs, count)
 
 
 class Recorder:
@@ -98,16 +92,15 @@ class Recorder:
         self.tokenizer = tokenizer
         self.decoder = decoder
         self.prompt = decoder.context
-        exits = decoder.drafter.exits
+        self.steps: list[dict[str, Any]] = []
         self.asked: list[Asked] = []
         self.said: Said = defaultdict(list)
+        self.numbers: list[float] = []
+        exits = decoder.drafter.exits
         decoder.drafter.exits = [NotedExit(each, self.asked, self.said) for each in exits]
         self.rule = decoder.rule
-        if isinstance(self.rule, Decided):  # only its estimates are others
-            self.rule = self.rule.rule
         if isinstance(self.rule, LongestPath) and self.rule.exact:  # one root: the inner rule tests
             self.rule = self.rule.rule
-        self.numbers: list[float] = []
         if isinstance(self.rule, Rejection):
             self.rule.draws = NotedDraws(self.rule.draws, self.numbers)
         self.about = names | {name: getattr(decoder.options, name) for name in OPTIONS}
@@ -115,7 +108,6 @@ class Recorder:
         self.about["colors"] = {each: color.name for each, color in colors.items()}
         self.about["rule"] = type(self.rule).__name__
         self.about["exact"] = decoder.rule.exact
-        self.steps: list[dict[str, Any]] = []
 
     def record(self) -> Iterator[Step]:
         """Yield the Steps of the decoder, recorded."""
@@ -130,34 +122,32 @@ class Recorder:
     def add(self, step: Step) -> None:
         """Record a Step that was just made."""
         tree = step.tree
-        p = self.decoder.options.distribution(step.logits).cpu()  # (N+1, V)
-        # The page numbers drafted nodes from 0. Their parent is -1 below the context.
+        p = self.rule.distribution(step.logits).cpu()  # (N+1, V)
         nodes = {
-            "tokens": tree.tokens[1:],
-            "parents": [parent - 1 for parent in tree.parents[1:]],
-            "levels": [depth - 1 for depth in tree.depths[1:]],
-            "exits": tree.exit_layers[1:],
-            "probs": short(tree.probs[1:]),
-            "p": short(p[tree.parents[1:], tree.tokens[1:]]),
+            "tokens": tree.tokens,
+            "parents": tree.parents,
+            "depths": tree.depths,
+            "exits": tree.exit_layers,
+            "probs": short(tree.probs),
+            "p": [None, *short(p[tree.parents[1:], tree.tokens[1:]])],
         }
         asked = defaultdict(list)  # level -> (exit layer, confidence) of each
-        for each in self.asked:
-            asked[each.level].append((each.exit_layer, short(each.confidence)))
+        for level, exit_layer, confidence in self.asked:
+            asked[level].append((exit_layer, short(confidence)))
         numbers = iter(self.numbers)
-        ends = [*step.accepted, None]
+        positions = []
+        for node, accepted in zip([0, *step.accepted], [*step.accepted, None]):
+            positions.append(self.position(step, node, accepted, p[node], numbers))
         self.steps.append(
             {
                 "n": len(tree.context),
                 "tokens": step.tokens,
                 "sources": step.sources,
-                "path": [node - 1 for node in step.accepted],
+                "path": step.accepted,
                 "nodes": nodes,
                 "asked": asked,
                 "ended": why_ended(tree, self.asked),
-                "positions": [
-                    self.position(step, node=node, accepted=accepted, p=p[node], numbers=numbers)
-                    for node, accepted in zip([0, *step.accepted], ends)
-                ],
+                "positions": positions,
                 "ms": short([1000 * step.draft_seconds, 1000 * step.target_seconds]),
             }
         )
@@ -165,28 +155,28 @@ class Recorder:
     def position(
         self, step: Step, node: int, accepted: int | None, p: Tensor, numbers: Iterator[float]
     ) -> dict[str, Any]:
-        """A position that the rule reached, after the context or an accepted ``node``.
+        """A position that the rule reached: the one after a ``node``.
 
         Args:
-            accepted: the node that was accepted here, if any.
+            accepted: the child that was accepted here, if any.
             p: the target's distribution (V,) here.
             numbers: the random ones of this and the next positions, if tests were decided by them.
         """
         tree = step.tree
         children = tree.children(node)
-        own = [] if accepted is not None else step.tokens[len(step.accepted) :]
+        bonus = [] if accepted is not None else step.tokens[len(step.accepted) :]
         note = ""
-        if accepted is None and not own and self.decoder.ended in ("eos", "stop_at"):
+        if accepted is None and not bonus and self.decoder.ended in ("eos", "stop_at"):
             note = "The answer has ended before this position."
             children = []
-        elif accepted is None and not own:  # a RootsDecoder's
+        elif accepted is None and not bonus:  # a RootsDecoder's
             note = "What the target chooses here is not emitted yet: it is a root of the next tree."
-        tests = [{"node": child - 1, "accepted": child == accepted} for child in children]
+        tests = [{"node": child, "accepted": child == accepted} for child in children]
         columns = [("p", None, p)]
         if isinstance(self.rule, LongestPath):  # the tests below all roots, on other paths too
             tests = []
         elif isinstance(self.rule, Rejection) and children and node in tree.q:
-            tests, columns = shown_tests(tree, parent=node, accepted=accepted, p=p, numbers=numbers)
+            tests, columns = shown_tests(tree, node, accepted, p, numbers)
         elif isinstance(self.rule, SharedNoise):
             e = self.rule.noise.at(tree.next_positions([node]))[0].cpu()  # (V,)
             columns += [("e", None, e), ("p / e", None, p / e)]
@@ -194,10 +184,10 @@ class Recorder:
         likeliest = p.topk(min(LIKELIEST, len(p))).indices.tolist()
         favourites = [row.argmax().item() for _, row in said]
         drafted = [tree.tokens[child] for child in children]
-        ids = list(dict.fromkeys([*drafted, *own, *likeliest, *favourites]))
+        ids = list(dict.fromkeys([*drafted, *bonus, *likeliest, *favourites]))
         return {
-            "accepted": None if accepted is None else accepted - 1,
-            "bonus": own[0] if own else None,
+            "accepted": accepted,
+            "bonus": bonus[0] if bonus else None,
             "note": note,
             "ids": ids,
             "tests": tests,
@@ -235,13 +225,13 @@ def shown_tests(
     are those that decided the tests, in their order.
     """
     q = tree.q[parent]
-    shown = []
+    tests = []
     columns: list[tuple[str, int | None, Tensor]] = [("p", None, p), ("q", None, q)]
     for child in tree.children(parent):
         token = tree.tokens[child]
-        shown.append(
+        tests.append(
             {
-                "node": child - 1,
+                "node": child,
                 "accepted": child == accepted,
                 "p": short(p[token].item()),
                 "q": short(q[token].item()),
@@ -250,12 +240,12 @@ def shown_tests(
             }
         )
         if child == accepted:
-            return shown, columns
+            return tests, columns
         p = residual(p, q)
         q = without(q, token)
         columns += [("residual after", token, p), ("q without", token, q)]
     columns.pop()  # of the last rejection: the bonus token is drawn from what is left of p
-    return shown, columns
+    return tests, columns
 
 
 def why_ended(tree: Tree, asked: list[Asked]) -> str:
@@ -266,7 +256,7 @@ def why_ended(tree: Tree, asked: list[Asked]) -> str:
         return "Drafting ended with the last level of the tree."
     if tree.depth >= tree.max_depth:
         return "Drafting ended where the answer or the context must end."
-    if any(each.level == tree.depth for each in asked):
+    if any(each.level > tree.depth for each in asked):
         return "Drafting ended because nothing was known about the next token."
     return "Drafting ended because no path was likely enough to be followed."
 
