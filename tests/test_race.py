@@ -5,13 +5,12 @@ from xml.etree import ElementTree
 
 import pytest
 from browser import browse
-from helpers import WEIGHTS
+from helpers import ROOT
 
 from s2d.checkpoint.pair import load_pair
 from s2d.cli.colors import COLORS
-from s2d.options import Options
 from s2d.trace.page import style_of_colors
-from s2d.trace.race import PROMPT, draw_race
+from s2d.trace.race import PROMPT, draw_race, name_processor
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -19,7 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.fixture(scope="module")
 def drawn():
     """The picture, and the pair of models that is in it."""
-    pair = load_pair(WEIGHTS / "mini-13b", options=Options(exits=(2, 3)))
+    pair = load_pair("13b")
     return draw_race(pair, rounds=1, tokens=24), pair
 
 
@@ -42,29 +41,45 @@ def test_both_write_the_targets_text(drawn):
     for letters in texts_in(picture).values():
         text = "".join(letter for letter, _ in letters)
         assert text == alone.text(pair.tokenizer)[: len(text)] and len(text) > 40
-    assert f"the target alone in {alone.stats.steps} passes" in picture
+    title = ElementTree.fromstring(picture).find(f"{SVG}title").text
+    assert f"the target alone in {alone.stats.steps} passes" in title
+    assert name_processor() in picture and len(name_processor()) > 5
 
 
 def test_steps_appear_in_order_and_an_exit_has_one_colour_on_page_and_picture(drawn):
     picture = drawn[0]
-    frames = re.findall(r"@keyframes (a\d)-(\d+){0%{opacity:0}([\d.]+)%{opacity:1}}", picture)
+    frame = r"@keyframes (a\d)-\d+{0%{opacity:1}([\d.]+)%{opacity:0}([\d.]+)%{opacity:1}}"
+    frames = re.findall(frame, picture)
     for name in ("a0", "a1"):
         shares = [float(share) for each, _, share in frames if each == name]
-        assert shares == sorted(shares) and 0 < shares[0] and shares[-1] < 100
+        cleared = {float(share) for each, share, _ in frames if each == name}
+        assert shares == sorted(shares) and min(cleared) == max(cleared) <= shares[0]
+        assert shares[-1] <= 100
     page = style_of_colors()
-    dark = picture[picture.index("prefers-color-scheme:dark") :]
+    light, dark = picture.split("prefers-color-scheme:dark")
     for color in COLORS[:2]:
-        assert f"--{color.name}:{color.light}" in picture and f"--{color.name}:{color.dark}" in dark
+        assert f".{color.name}{{fill:{color.light}}}" in light
+        assert f".{color.name}{{fill:{color.dark}}}" in dark
         assert f".{color.name} {{ color: light-dark({color.light}, {color.dark})" in page
     assert {kind for _, kind in texts_in(picture)["a1"]} <= {"teal", "orange", None}
     assert not re.search(r"<script|<animate|<set|foreignObject|href|url\(|@import", picture)
 
 
-def test_with_reduced_motion_it_stands_still_at_its_end(drawn, tmp_path):
+def test_the_first_frame_and_a_picture_that_stands_still_are_complete(drawn, tmp_path):
     file = tmp_path / "race.html"
     file.write_text(f"<!doctype html><title></title>{drawn[0]}", "utf-8")
-    script = """return [all("g").map((each) => getComputedStyle(each).opacity),
-      document.getAnimations().length]"""
-    shown, running = browse(file, script, "--force-prefers-reduced-motion")
-    assert {*shown} == {"1"} and running == 0
-    assert browse(file, script)[1] == len(shown)
+    script = """const moving = document.getAnimations();
+      const look = (time) => (moving.forEach((each) => { each.pause(); each.currentTime = time; }),
+        all("g").filter((each) => getComputedStyle(each).opacity === "1").length);
+      return [all("g").length, moving.length, look(0), look(3900), look(4001), look(1e5 - 1)]"""
+    groups, running, first, held, cleared, _ = browse(file, script)
+    assert running == first == held == groups > 20 and cleared == 0
+    groups, running, shown, *_ = browse(file, script, "--force-prefers-reduced-motion")
+    assert running == 0 and shown == groups
+
+
+def test_readers_who_do_not_see_the_picture_are_told_its_title():
+    shipped = (ROOT / "s2d/trace/race.svg").read_text()
+    title = re.search("<title>(.*)</title>", shipped)[1]
+    for readme in (ROOT / "README.md", ROOT / "s2d/trace/README.md"):
+        assert f"![{title}](" in readme.read_text()

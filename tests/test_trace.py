@@ -12,13 +12,13 @@ from browser import browse
 from helpers import ROOT, ancestors_of, program
 
 import run
-from s2d.cli.colors import COLORS, color_exits
+from s2d.cli.colors import COLORS, SHADES, color_exits
 from s2d.definition import logits_after
 from s2d.generation import generate, start
 from s2d.rules import Greedy
 from s2d.sampling import Noise
 from s2d.trace.page import write_page
-from s2d.trace.record import Asked, Recorder, why_ended
+from s2d.trace.record import Recorder, why_ended
 from s2d.tree import FixedShape, Tree
 
 QUESTION = "Tell me a story about a robot called Nora and a clever old fisherman."
@@ -74,25 +74,25 @@ def test_a_record_is_what_happened(case, known):
     _, data, steps, generation = known(case)
     about, temperature, rejected = data["about"], CASES[case].get("temperature"), 0
     for shown, step in zip(data["steps"], steps, strict=True):
-        # The page numbers drafted nodes from 0.
-        tree, path, nodes = step.tree, [node - 1 for node in step.accepted], shown["nodes"]
-        tokens, parents = tree.tokens[1:], [parent - 1 for parent in tree.parents[1:]]
+        tree, path, nodes = step.tree, step.accepted, shown["nodes"]
+        tokens, parents = tree.tokens, tree.parents
         assert [shown["n"], shown["path"]] == [len(tree.context), path]
         assert [nodes["tokens"], nodes["parents"]] == [tokens, parents]
-        for node, level in enumerate(nodes["levels"]):
+        for node, level in enumerate(nodes["depths"]):
             *below, last = shown["asked"].get(str(level), [[None, 1.0]])
-            assert last[0] == tree.exit_layers[node + 1]
+            assert last[0] == tree.exit_layers[node]
             for exit, confidence in below:
                 assert confidence <= about["thresholds"][about["exits"].index(exit)]
         if case == "chain":  # of the likeliest tokens, whose probability is the confidence
             sure = [tried[-1][1] for tried in shown["asked"].values()]
             probs = torch.tensor(sure).cumprod(dim=0).tolist()
-            assert nodes["probs"] == pytest.approx(probs, rel=0.05)  # each is rounded
+            assert nodes["probs"][1:] == pytest.approx(probs, rel=0.05)  # each is rounded
         p = torch.softmax(step.logits / (temperature or 1.0), dim=-1)
-        assert nodes["p"] == close([p[i + 1, token].item() for i, token in zip(parents, tokens)])
-        walk = zip(shown["positions"], [-1, *path], [*path, None], strict=True)
+        drafted = list(zip(parents, tokens))[1:]
+        assert nodes["p"][1:] == close([p[node, token].item() for node, token in drafted])
+        walk = zip(shown["positions"], [0, *path], [*path, None], strict=True)
         for n, (position, node, accepted) in enumerate(walk, shown["n"]):
-            row, ids, tests = p[node + 1], position["ids"], position["tests"]
+            row, ids, tests = p[node], position["ids"], position["tests"]
             columns = {(name, after): values for name, after, values in position["columns"]}
             assert row.argmax() in ids and columns["p", None] == close(row[ids].tolist())
             bonus = step.tokens[len(path) :] if accepted is None else []
@@ -111,7 +111,7 @@ def test_a_record_is_what_happened(case, known):
                 assert columns["p / e", None] == close((row / noise)[ids].tolist())
                 assert chosen in ([], [(row / noise).argmax()])
             elif about["rule"] == "Rejection" and tests and "q" in tests[0]:
-                check_rejection(position, row, tree.q[node + 1], tokens)
+                check_rejection(position, row, tree.q[node], tokens)
                 rejected += not tests[0]["accepted"]
     assert (rejected > 0) == ("rejected" in case)
 
@@ -188,7 +188,7 @@ def test_the_page_shows_the_record(case, known, tokenizer):
     assert re.search(WHY[about["rule"]], why)
     for number, (seen, step) in enumerate(zip(on_page, data["steps"], strict=True), 1):
         path, parents = step["path"], step["nodes"]["parents"]
-        words = f"{number} of .* {len(parents)} drafted .* {len(path)} accepted\\. "
+        words = f"{number} of .* {len(parents) - 1} drafted .* {len(path)} accepted\\. "
         assert re.match(words, seen["words"], re.DOTALL)
         assert seen["opened"] == len(path)  # the last position
         assert seen["accepted"] == [node in path for node in range(len(parents))]
@@ -222,7 +222,7 @@ def check_grid(rows, asked, exits):
         assert rows == []
         return
     head, *rows = rows
-    assert head == ["level", *(str(int(level) + 1) for level in asked)]
+    assert head == ["level", *asked]
     for (name, *cells), exit in zip(rows, exits, strict=True):
         assert name.split()[1] == str(exit)
         expected = [dict(map(tuple, tried)).get(exit) for tried in asked.values()]
@@ -241,44 +241,56 @@ def check_position(lines, heads, widths, position, nodes, rule):
     for other in CHOICES.values():
         if other != CHOICES.get(rule):
             assert not any(other in line for line in lines)
-    (_, _, p), *others = position["columns"]
-    bars = [p, *(values for _, values in position["said"])]
-    names = ["token", "p", *(f"exit {exit}" for exit, _ in position["said"])]
-    for name, _, values in others:
+    exits = [(f"exit {exit}", values) for exit, values in position["said"]]
+    columns = [(name, values) for name, _, values in position["columns"]]
+    first = max(i for i, (name, _) in enumerate(columns) if name[0] in "pr")  # p / e, residual
+    deciding, others = columns[first:], columns[:first]
+    bars, names = [], ["token"]
+    for name, values in [*deciding, *others[:1], *exits, *others[1:]]:
         names.append(name)
         if name == "p / e":
             values = [value / max(values) for value in values]
         if name != "e":
             bars.append(values)
+    if rule in CHOICES:
+        assert [head.endswith(" decides") for head in heads[1:]] == [
+            i < len(deciding) for i in range(len(names) - 1)
+        ]
     assert all(head.startswith(name) for head, name in zip(heads, names, strict=True))
     rows = [[100 * share for share in row] for row in zip(*bars)]
     assert widths == [pytest.approx(row, abs=0.006) for row in rows]
 
 
-MOVES = """const [slider] = all("#slider"), at = () => [+slider.value, lit("#answer span")[0]];
+MOVES = """const [slider] = all("#slider"), chosen = () => all("#answer span").findIndex((each) => each.matches(".chosen"));
+const at = () => [+slider.value, chosen(), lit("#answer span")];
 const key = (key, shiftKey) => document.onkeydown(new KeyboardEvent("", { key, shiftKey }));
 const moves = [() => key("ArrowRight"), () => key("ArrowRight", true), () => key("ArrowLeft"),
   () => key("ArrowLeft"), () => all("#answer span").at(-1).click(), () => key("ArrowRight", true),
   () => slider.oninput((slider.value = 1)), () => key("ArrowLeft", true)];
 const nodes = () => ["#tree g", "#mask g"].map((group) => {
-  all(group)[0].onfocus();
-  all(group).at(-1).onmouseenter();
-  return [lit("#tree g"), lit("#mask g"), texts("#node")[0]];
-});
+  return ["onfocus", "onpointerenter", "onclick"].map((event) => {
+    all(group)[0].onfocus();
+    all(group).at(-1)[event]();
+    return [lit("#tree g"), lit("#mask g"), texts("#node")[0]];
+  });
+}).flat();
 return [moves.map((move) => { move(); return at(); }), nodes()]"""
 
 
-def test_mouse_and_keyboard(known):
+def test_mouse_touch_and_keyboard(known):
+    """And all tokens of a step are lit."""
     file, data, steps, generation = known("rejected tree")
     seen, nodes = browse(file, MOVES)
     first = [sum(len(step.tokens) for step in steps[:i]) for i in range(len(steps))]
     end = [len(steps) - 1, len(generation.tokens) - 1]
     last = [count - 1 for count in [*first[1:], len(generation.tokens)]]  # where a step opens
     moves = [[1, last[1]], [2, first[2]], [1, last[1]], [0, last[0]], end, end]
-    assert seen == [*moves, [1, last[1]], [1, last[1] - 1]]
+    moves += [[1, last[1]], [1, last[1] - 1]]
+    ends = [*first[1:], len(generation.tokens)]
+    assert seen == [[step, at, list(range(first[step], ends[step]))] for step, at in moves]
     above = ancestors_of(data["steps"][0]["nodes"]["parents"])[-1].nonzero()[0].tolist()
     for *found, text in nodes:
-        assert found == [above, above[-1:]] and f"nodes {', '.join(map(str, above))}." in text
+        assert found == [above, above[-1:]] and f"nodes {', '.join(map(str, above[1:]))}." in text
 
 
 class Hostile:
@@ -304,12 +316,12 @@ def test_texts_are_shown_and_nothing_is_run(known):
 def test_why_drafting_ended():
     chain = FixedShape((1, 1))
     for reason, tree, prob, levels in (
-        ("answer or the context", Tree([1], chain, max_depth=1), 1.0, [0]),
-        ("nothing was known", Tree([1], chain, max_depth=2), 1.0, [0, 1]),
-        ("no path was likely", Tree([1], chain, max_depth=2, stop=0.5), 0.4, [0]),
+        ("answer or the context", Tree([1], chain, max_depth=1), 1.0, [1]),
+        ("nothing was known", Tree([1], chain, max_depth=2), 1.0, [1, 2]),
+        ("no path was likely", Tree([1], chain, max_depth=2, stop=0.5), 0.4, [1]),
     ):
         tree.add_level([[7]], [[prob]], exit_layer=2)
-        assert reason in why_ended(tree, [Asked(level, 2, prob) for level in levels])
+        assert reason in why_ended(tree, {level: [(2, prob)] for level in levels})
 
 
 def test_the_page_of_run_py_names_the_models_and_colours_by_the_drafts_list(tmp_path):
@@ -353,6 +365,9 @@ for (const step of [0, 1, 2]) {
     if (overflowX !== "visible" && goes_on(each) && !marked) unmarked.push(each.id);
   }
 }
+const right = document.body.getBoundingClientRect().right; // of what decides, with its bar
+for (const each of all("#tests .decides"))
+  if (each.getBoundingClientRect().right > right) wide.push(each.textContent);
 const tree = all("#tree")[0], before = tree.matches(".more-right");
 tree.scrollLeft = tree.scrollWidth;
 markEdges();
@@ -376,6 +391,44 @@ def test_the_page_has_the_words_of_the_readme_and_names_of_functions(known):
         for part in function.split("."):
             found = getattr(found, part)
         assert callable(found)
+
+
+WIDE = """const frame = document.createElement("iframe"), found = {};
+for (const id of ["tree", "mask", "tests"]) found[id] = all(`#${id}-part`)[0].getBoundingClientRect();
+const { tree, mask, tests } = found;
+return [tree.right < mask.left && tree.top === mask.top, mask.bottom < tests.top, tests.bottom < mask.top,
+  texts(".key span, .key"), all(".key .exit").map((each) => getComputedStyle(each).textDecorationStyle)]"""
+
+
+@pytest.mark.parametrize("width", [1300, 1100, 1000])
+def test_tree_and_mask_stand_side_by_side_if_there_is_room_and_have_keys(width, known):
+    file = known("growing tree")[0]
+    beside, below, last, words, lines = browse(file, WIDE, f"--window-size={width},900")
+    assert [beside, below, last] == ([True, True, False] if width > 1000 else [False, False, True])
+    for word in ("green frame: accepted", "yellow: the node", "from exit 2", "ctx: the context"):
+        assert any(each.startswith(word) for each in words)
+    assert lines == ["solid", "dashed"]
+
+
+def luminance(color):
+    """By WCAG 2, of a colour such as #00707a."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return sum(share * c for share, c in zip((0.2126, 0.7152, 0.0722), linear))
+
+
+@pytest.mark.parametrize("kind", ["light", "dark"])
+def test_texts_can_be_read_and_no_file_has_colours_of_its_own(kind):
+    texts = [getattr(color, kind) for color in (*COLORS, SHADES["ink"], SHADES["faint"])]
+    pairs = [(text, getattr(SHADES[name], kind)) for text in texts for name in ("paper", "panel")]
+    pairs += [
+        (getattr(SHADES["ink"], kind), getattr(SHADES[name], kind)) for name in ("lit", "bar")
+    ]
+    for pair in pairs:
+        darker, lighter = sorted(map(luminance, pair))
+        assert (lighter + 0.05) / (darker + 0.05) >= 4.5, pair
+    for file in [*ROOT.glob("s2d/lesson/*.py"), *ROOT.glob("s2d/trace/*.[jcp][sy]*")]:
+        assert not re.search(r"#[0-9a-f]{6}\b", file.read_text()), file
 
 
 SIZES = {"chain": 31666, "growing tree": 40307, "rejected tree": 40431}  # before exits had columns

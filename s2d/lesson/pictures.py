@@ -93,7 +93,7 @@ def draw_boxes(
     axes.tick_params(length=0)
     kinds = {box.kind: box for box in boxes if box.kind}
     samples = [Patch(facecolor=kinds[kind].face, edgecolor=kinds[kind].edge) for kind in kinds]
-    axes.figure.legend(samples, kinds, loc="outside lower left", ncols=3, **PLAIN)
+    axes.figure.legend(samples, kinds, loc="outside lower left", ncols=2, **PLAIN)
     return axes
 
 

@@ -6,8 +6,11 @@ const at = (id) => document.getElementById(id);
 const data = JSON.parse(at("data").textContent);
 const { about, steps, pieces } = data;
 
-const CONTEXT = -1; // the parent of the nodes of the first level, as in s2d/mask.py
+// Nodes are numbered as in s2d/tree.py: node 0 is the root, the last token of the context.
+const NO_PARENT = -1; // the parent of the root
 const SECONDS_PER_STEP = 1.2; // of "play"
+const COARSE = matchMedia("(pointer: coarse)").matches; // a finger needs larger parts than a mouse
+const ROW = COARSE ? 34 : 26, CELL = COARSE ? 24 : 14; // pixels from row to row of the tree and of the mask
 
 /** A number with the digits that were recorded, 1.2e-5 if it is small. */
 const number = (value) => (value !== 0 && value < 0.001 ? value.toExponential() : String(value));
@@ -34,16 +37,19 @@ const piece = (token) => make("bdi", { class: "piece", title: `token ${token}` }
 const sourceClass = (exit) => (exit === null ? "target" : `exit ${about.colors[exit]}`);
 const sourceName = (exit) => (exit === null ? "the target" : exit ? `the draft, exit ${exit}` : "exit 0, the table");
 
-/** The nodes of a path from the first level down to `node`: what this attends to besides the context. */
+/** The nodes of a path from the root down to `node`: what this attends to besides the rest of the context. */
 function pathTo(parents, node) {
   const found = [];
-  for (let up = node; up !== CONTEXT; up = parents[up]) found.unshift(up);
+  for (let up = node; up !== NO_PARENT; up = parents[up]) found.unshift(up);
   return found;
 }
 
-/** Light up those of some elements whose numbers are `chosen`. */
-const light = (selector, ...chosen) =>
-  document.querySelectorAll(selector).forEach((each, i) => each.classList.toggle("lit", chosen.includes(i)));
+/** Give a class to those of some elements whose numbers are `chosen`, and take it from the others. */
+const mark = (name, selector, chosen) =>
+  document.querySelectorAll(selector).forEach((each, i) => each.classList.toggle(name, chosen.includes(i)));
+
+/** A line of a key: a sample, and what it means. */
+const sample = (kind, words) => make("span", {}, make("span", { class: `sample ${kind}` }), words);
 
 /** Mark the edges at which a part of the page goes on but is cut off. */
 function markEdges() {
@@ -77,6 +83,16 @@ function drawAnswer() {
   }
 }
 
+/** What colours and lines mean, next to the tree and to the mask. */
+function drawKeys() {
+  const exits = about.exits.map((exit) => make("span", { class: sourceClass(exit) }, `from exit ${exit}`));
+  at("tree-key").append(
+    "the first box: node 0, the context's last token", ...exits, sample("accepted", "green frame: accepted"),
+    sample("lit", "yellow: the node that you look at, and what it attends to"));
+  at("mask-key").append(
+    "ctx: the context before node 0", sample("attends", "attends to"), sample("seen", "likewise, of the node that you look at"));
+}
+
 let current, chosen; // step and position
 
 /** Show a step, at its last position unless another is chosen: there the draft was wrong, or had ended. */
@@ -84,11 +100,13 @@ function show(s, position = Infinity) {
   current = Math.max(0, Math.min(steps.length - 1, s));
   chosen = Math.max(0, Math.min(steps[current].positions.length - 1, position));
   const step = steps[current], { n, nodes, path } = step, which = `${current + 1} of ${steps.length}`;
-  light("#answer span", tokens.findIndex((token) => token.s === current && token.position === chosen));
+  const lit = tokens.flatMap((token, i) => (token.s === current ? [i] : []));
+  mark("lit", "#answer span", lit);
+  mark("chosen", "#answer span", lit.slice(chosen, chosen + 1));
   at("slider").value = current;
   at("slider").setAttribute("aria-valuetext", `step ${which}`);
   at("step-number").textContent = which;
-  const [draft, target] = step.ms.map((ms) => `${ms} ms`), count = nodes.tokens.length;
+  const [draft, target] = step.ms.map((ms) => `${ms} ms`), count = nodes.tokens.length - 1;
   at("step-words").replaceChildren(
     `${n} tokens of context. ${count} drafted in ${draft}, checked by the target in ${target}: ${path.length} accepted. `,
     `The KV cache keeps ${n + path.length} of ${n + count} positions and is rolled back by ${count - path.length}. `,
@@ -102,51 +120,56 @@ function show(s, position = Infinity) {
 
 /** Light up a node, its row of the mask and its ancestors, and say what it is. */
 function showNode({ nodes }, node) {
-  const attended = pathTo(nodes.parents, node);
-  light("#tree g", ...attended);
-  light("#mask g", node);
-  at("node").replaceChildren(`Node ${node} `, piece(nodes.tokens[node]), ` is from ${sourceName(nodes.exits[node])}, `,
-    `level ${nodes.levels[node] + 1}. Its path has probability ${number(nodes.probs[node])} in the draft. `,
+  const attended = pathTo(nodes.parents, node), drafted = attended.slice(1), token = piece(nodes.tokens[node]);
+  mark("lit", "#tree g", attended);
+  mark("lit", "#mask g", [node]);
+  if (node === 0) return at("node").replaceChildren("Node 0 ", token, " is the last token of the context. It attends to the context.");
+  at("node").replaceChildren(`Node ${node} `, token, ` is from ${sourceName(nodes.exits[node])}, `,
+    `level ${nodes.depths[node]}. Its path has probability ${number(nodes.probs[node])} in the draft. `,
     `The target gives it p = ${number(nodes.p[node])} after its parent. `,
-    `It attends to the context and ${attended.length > 1 ? `nodes ${attended.join(", ")}` : "itself"}.`);
+    `It attends to the context and ${drafted.length > 1 ? `nodes ${drafted.join(", ")}` : "itself"}.`);
 }
 
 /** Attributes of an element that stands for a node. */
 const ofNode = (step, node, text) => {
   const see = () => showNode(step, node);
-  return { tabindex: 0, role: "img", "aria-label": text, onmouseenter: see, onfocus: see };
+  return { tabindex: 0, role: "img", "aria-label": text, onpointerenter: see, onclick: see, onfocus: see };
 };
 
 /** The drafted tree, the accepted path in it, and why it has no more levels. */
 function drawTree(step) {
-  const { tokens, parents, exits } = step.nodes, rows = {};
+  const { tokens, parents, depths, exits } = step.nodes, rows = {};
   let leaves = 0;
   const setRow = (node) => { // a node is in the row of its first child, a leaf in a row of its own
     const children = parents.flatMap((parent, child) => (parent === node ? [child] : []));
     rows[node] = children.length ? leaves : leaves++;
     children.forEach(setRow);
   };
-  setRow(CONTEXT);
-  const x = (node) => 80 * pathTo(parents, node).length - 14, y = (node) => 14 + 26 * rows[node];
+  setRow(0);
+  const x = (node) => 80 * depths[node] + 2, y = (node) => ROW / 2 + 1 + ROW * rows[node];
   const groups = tokens.map((token, node) => {
-    const from = x(parents[node]) + 68, up = y(parents[node]), to = x(node), down = y(node);
-    const kind = step.path.includes(node) ? "accepted" : "drafted";
-    return make("svg:g", { class: kind, ...ofNode(step, node, `node ${node}: ${label(token)}, ${kind}`) },
-      make("svg:path", { d: `M${from} ${up} C${from + 10} ${up} ${to - 12} ${down} ${to} ${down}` }),
-      make("svg:rect", { x: to, y: down - 10, width: 68, height: 20, rx: 4 }),
-      make("svg:text", { x: to + 5, y: down, class: sourceClass(exits[node]) }, shortLabel(token)));
+    const to = x(node), down = y(node), height = ROW - 6;
+    const kind = node === 0 ? "root" : step.path.includes(node) ? "accepted" : "drafted";
+    const box = make("svg:rect", { x: to, y: down - height / 2, width: 68, height, rx: 4 });
+    const text = make("svg:text", { x: to + 5, y: down, class: node === 0 ? "" : sourceClass(exits[node]) }, shortLabel(token));
+    const group = make("svg:g", { class: kind, ...ofNode(step, node, `node ${node}: ${label(token)}, ${kind}`) }, box, text);
+    if (node > 0) {
+      const from = x(parents[node]) + 68, up = y(parents[node]);
+      group.prepend(make("svg:path", { d: `M${from} ${up} C${from + 6} ${up} ${to - 6} ${down} ${to} ${down}` }));
+    }
+    return group;
   });
-  const size = { width: x(tokens.length - 1) + 70, height: 2 + 26 * leaves }; // the last node is among the deepest
-  at("tree").replaceChildren(make("svg:svg", size, make("svg:text", { x: 2, y: 14 }, "context"), ...groups));
+  const size = { width: x(tokens.length - 1) + 70, height: 2 + ROW * leaves }; // the last node is among the deepest
+  at("tree").replaceChildren(make("svg:svg", size, ...groups));
   at("ended").textContent = step.ended;
-  at("node").textContent = tokens.length ? "The mouse or the Tab key shows a node." : "";
+  at("node").textContent = "Point at a node, touch it, or go to it with the Tab key.";
 }
 
 /** A row for each exit, a column for each level: how sure the exit was, if it was asked. The last one
  * that was asked drafted the level, unless it knew nothing. */
 function drawLevels(step) {
   const levels = Object.entries(step.asked);
-  const heads = levels.map(([level]) => make("th", {}, +level + 1));
+  const heads = levels.map(([level]) => make("th", {}, level));
   const rows = about.exits.map((exit, i) => {
     const threshold = i === about.exits.length - 1 ? "" : ` > ${about.thresholds[i]}`;
     return make("tr", {}, make("th", {}, `exit ${exit}${threshold}`), ...levels.map(([, asked]) => {
@@ -162,20 +185,24 @@ function drawLevels(step) {
 /** By rule: what decides at a position, and why that leaves the target's text or distribution as it is. */
 const RULES = {
   Greedy: {
+    decides: true,
     choice: "the target's likeliest token",
     why: "p is the target's distribution. A node is accepted only if it is the likeliest token, so the text is the target's own.",
   },
   SharedNoise: {
+    decides: true,
     choice: "the largest p / e",
     why: "The target takes the token with the largest p / e, which is a draw from its distribution p: the noise e depends on "
       + "the seed and the position alone, so the text is the same whatever is drafted (Daliri et al. 2024, arXiv 2408.07978).",
   },
   TargetDraws: {
+    decides: true,
     choice: "the token that was drawn from p",
     why: "A token is drawn from the target's distribution p, and accepted if the tree has it. The draft has no part in the draw, "
       + "so the text follows p (after EAGLE-2, arXiv 2406.16858).",
   },
   Rejection: {
+    decides: true,
     why: "p is the target's distribution and q the draft's. Each test leaves p as the distribution of the output (Leviathan et "
       + "al. 2023, appendix A.1), and so do several at one position (recursive rejection sampling, Jeon et al. 2024).",
   },
@@ -220,37 +247,41 @@ function drawPosition(step) {
   at("why").textContent = why;
 }
 
-/** A row for each token: p, what every exit says, and what the rule made of p. */
-function drawTable(ids, [p, ...others], said) {
+/** A row for each token: what decides, then p, what every exit says, and what else the rule made of p. */
+function drawTable(ids, columns, said) {
   const bar = (kind, share) => make("span", { class: `bar ${kind}` }, make("i", { style: `width:${(100 * share).toFixed(2)}%` }));
   const exits = said.map(([exit, row]) => ({ head: [`exit ${exit}`], kind: sourceClass(exit), row, whole: 1 }));
-  const shown = [p, ...others].map(([name, after, row]) => ({
+  const first = columns.findLastIndex(([name]) => ["p", "p / e", "residual after"].includes(name));
+  const shown = columns.map(([name, after, row], i) => ({
     head: after === null ? [name] : [`${name} `, piece(after)],
     kind: name.startsWith("q") ? "q" : name === "e" ? null : "p", // e is no probability
-    row, whole: name === "p / e" ? Math.max(...row) : 1,
+    row, whole: name === "p / e" ? Math.max(...row) : 1, decides: i >= first && RULES[about.rule]?.decides,
   }));
-  const all = [shown[0], ...exits, ...shown.slice(1)];
-  const heads = all.map(({ head, kind }) => make("th", {}, make("span", { class: kind ?? "" }, ...head)));
-  const rows = ids.map((token, i) => make("tr", {}, make("td", {}, piece(token)), ...all.map(({ kind, row, whole }) =>
-    make("td", {}, ...(kind === null ? [] : [bar(kind, row[i] / whole)]), number(row[i])))));
+  const deciding = shown.slice(first), others = shown.slice(0, first); // on a phone, these are out of sight
+  const all = [...deciding, ...others.slice(0, 1), ...exits, ...others.slice(1)];
+  const heads = all.map(({ head, kind, decides }) =>
+    make("th", {}, make("span", { class: kind ?? "" }, ...head), ...(decides ? [" decides"] : [])));
+  const rows = ids.map((token, i) => make("tr", {}, make("td", {}, piece(token)), ...all.map(({ kind, row, whole, decides }) =>
+    make("td", { class: decides ? "decides" : "" }, ...(kind === null ? [] : [bar(kind, row[i] / whole)]), number(row[i])))));
   at("tests").replaceChildren(make("table", {}, make("tr", {}, make("th", {}, "token"), ...heads), ...rows));
 }
 
-/** A row for each node; a cell where it attends, besides that of the context, which is in every row. */
+/** A row for each node; a cell where it attends, besides that of the context before node 0, which is in every row. */
 function drawMask(step) {
-  const { tokens, parents } = step.nodes, count = tokens.length, x = (column) => 118 + 14 * column;
+  const { tokens, parents } = step.nodes, count = tokens.length;
+  const x = (column) => 118 + CELL * column, y = (row) => CELL * row + 14;
   const heads = tokens.map((_, node) => (count > 10 && node % 4 ? "" : make("svg:text", { x: x(node), y: 6 }, node)));
   const rows = tokens.map((token, node) => {
-    const attended = pathTo(parents, node), text = `node ${node} attends to the context and ${attended.join(", ")}`;
-    const place = { y: 14 * node + 14, height: 13 };
+    const attended = pathTo(parents, node), text = `node ${node} attends to the context and ${attended.slice(1).join(", ")}`;
+    const place = { y: y(node), height: CELL - 1 };
     return make("svg:g", ofNode(step, node, text),
-      make("svg:text", { x: 0, y: 14 * node + 21 }, `${node} ${shortLabel(token)}`),
-      make("svg:rect", { x: x(0), width: 14 * count, ...place }),
+      make("svg:text", { x: 0, y: y(node) + CELL / 2 }, `${node} ${shortLabel(token)}`),
+      make("svg:rect", { x: x(0), width: CELL * count, ...place }),
       make("svg:rect", { class: "context", x: x(0) - 30, width: 26, ...place }),
-      ...attended.map((column) => make("svg:rect", { class: "cell", "data-column": column, x: x(column), width: 13, ...place })));
+      ...attended.map((column) => make("svg:rect", { class: "cell", "data-column": column, x: x(column), width: CELL - 1, ...place })));
   });
-  const context = make("svg:text", { x: x(0) - 30, y: 6 }, count ? "ctx" : "");
-  at("mask").replaceChildren(make("svg:svg", { width: x(count), height: 14 * count + 20 }, context, ...heads, ...rows));
+  const context = make("svg:text", { x: x(0) - 30, y: 6 }, "ctx");
+  at("mask").replaceChildren(make("svg:svg", { width: x(count), height: y(count) + 6 }, context, ...heads, ...rows));
 }
 
 let playing = null; // the timer
@@ -292,4 +323,5 @@ document.addEventListener("scroll", markEdges, true); // of any part
 window.onresize = markEdges;
 window.onhashchange = goToAddress;
 drawAnswer();
+drawKeys();
 goToAddress();

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.files import staged
-from ..cli.colors import COLORS, SHADES, Color, Shade
+from ..cli.colors import COLORS, SHADES
 
 FOLDER = Path(__file__).parent
 
@@ -26,15 +26,10 @@ def write_page(data: dict[str, Any], file: Path) -> None:
 def style_of_colors() -> str:
     """Variables for SHADES, and a class for each colour of an exit: of its text and its bars."""
     rules = []
-    for name, shade in SHADES.items():
-        rules.append(f":root {{ --{name}: {light_dark(shade)}; }}")
+    for name, (light, dark) in SHADES.items():
+        rules.append(f":root {{ --{name}: light-dark({light}, {dark}); }}")
     for color in COLORS:
-        value = light_dark(color)
+        value = f"light-dark({color.light}, {color.dark})"
         rules.append(f".{color.name} {{ color: {value}; text-decoration-style: {color.line}; }}")
         rules.append(f".bar.{color.name} i {{ background: {value}; }}")
     return "\n".join(rules)
-
-
-def light_dark(color: Color | Shade) -> str:
-    """A colour of a style sheet, by the reader's background."""
-    return f"light-dark({color.light}, {color.dark})"

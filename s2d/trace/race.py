@@ -1,6 +1,7 @@
-"""The README's picture: an answer by the target alone and by S2D, side by side, as it came (SVG).
+"""The animated picture of README: an answer by the target alone and by S2D, side by side (SVG).
 
-``python -m s2d.trace.race > race.svg``
+``python -m s2d.trace.race > race.svg`` measures and draws it. The tokens of a step appear when that
+step ended, slowed down. The first frame, and a picture that stands still, shows all of them.
 """
 
 from html import escape
@@ -8,79 +9,99 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from textwrap import wrap
-from typing import Any
 
 from ..checkpoint.pair import Pair, load_pair
 from ..checkpoint.tokenizer import TextStream
-from ..cli.colors import color_exits
+from ..cli.colors import SHADES, Color, color_exits
 from ..generation import start
-from ..options import Options, default_drafting
+from ..options import default_drafting
+from ..stats import Step
 
 PROMPT = "Tell me a story about a robot called Nora."
-SLOWER, HOLD = 20, 4  # times; seconds that both answers stay
-COLUMNS, WIDTH, LINE, PANEL = 44, 8.4, 23, 420  # characters of a line; pixels
-STYLE = """text{font:14px monospace;fill:var(--ink);white-space:pre}
-svg{--paper:#fff;--ink:#1c1c1c;LIGHT}.paper{fill:var(--paper)}
-@media(prefers-color-scheme:dark){svg{--paper:#16181b;--ink:#e8e6e1;DARK}}
-g{animation:PERIODs step-end infinite}
-@media(prefers-reduced-motion:reduce){g{animation:none!important}}"""
+SLOWER = 20  # times
+HOLD = 4  # seconds that both answers stay
+COLUMNS = 44  # characters in a line
+WIDTH = 8.4  # pixels from character to character
+LINE = 23  # pixels from line to line
+PANEL = 420  # pixels from the left edge of an answer to that of the next
+TEXT = "text{font:14px monospace;white-space:pre}"
+STILL = "@media(prefers-reduced-motion:reduce){g{animation:none!important}}"
+
+
+def measure(pair: Pair, method: str, rounds: int, tokens: int) -> tuple[list[Step], list[float]]:
+    """The steps of an answer and, by the median of several ``rounds``, at which second they end."""
+    prompt = pair.tokenizer.encode_chat([PROMPT])
+    runs = []
+    for _ in range(1 + rounds):  # the first one warms up
+        options = dict(method=method, max_new_tokens=tokens)
+        runs.append(list(start(pair.target, prompt, pair.draft, **options)))
+    seconds = [median(step.seconds for step in same) for same in zip(*runs[1:])]
+    return runs[0], list(accumulate(seconds))
 
 
 def draw_race(pair: Pair, rounds: int = 9, tokens: int = 64) -> str:
-    """The picture. The tokens of a step appear when it ended, slowed down; then it begins anew."""
+    """The picture. Its title says what it shows, for readers who do not see it."""
     exits = default_drafting(pair.draft.config).exits
-    colors = color_exits(exits, exits)
-    prompt = pair.tokenizer.encode_chat([PROMPT])
-    answers = []
-    for title, method in (("the target alone", "ar"), ("S2D", "s2d")):
-        options: dict[str, Any] = dict(method=method, max_new_tokens=tokens)
-        runs = [list(start(pair.target, prompt, pair.draft, **options)) for _ in range(1 + rounds)]
-        seconds = [median(step.seconds for step in same) for same in zip(*runs[1:])]
-        answers.append((title, runs[0], list(accumulate(seconds))))
-    period = SLOWER * max(ends[-1] for _, _, ends in answers) + HOLD
-    style = STYLE.replace("PERIOD", f"{period:.2f}")
-    for word, shade in (("LIGHT", "light"), ("DARK", "dark")):
-        shades = (f"--{each.name}:{getattr(each, shade)}" for each in colors.values())
-        style = style.replace(word, ";".join(shades))
-    for each in colors.values():
-        line = f"text-decoration:underline {each.line}"
-        style += f"\n.{each.name}{{fill:var(--{each.name});{line}}}"
-    parts = []
-    for panel, (title, steps, ends) in enumerate(answers):
+    colors = color_exits(own=exits, used=exits)
+    alone = measure(pair, "ar", rounds, tokens)
+    s2d = measure(pair, "s2d", rounds, tokens)
+    period = HOLD + SLOWER * alone[1][-1]  # seconds
+    style = f"{style_of(colors)}g{{animation:{period:.2f}s step-end infinite}}"
+    body = ""
+    results = []
+    for panel, (title, (steps, ends)) in enumerate({"the target alone": alone, "S2D": s2d}.items()):
         left = 24 + PANEL * panel
-        parts.append(f'<text x="{left}" y="34" font-weight="700">{title}</text>')
+        body += f'<text x="{left}" y="34" font-weight="700">{title}</text>'
+        results.append(f"{title} in {len(steps)} passes and {1000 * ends[-1]:.0f} ms")
         stream = TextStream(pair.tokenizer)
         texts = [[stream.push([token]) for token in step.tokens] for step in steps]
         lines = wrap("".join(map("".join, texts)), COLUMNS, drop_whitespace=False)
-        places = ((row, column) for row, line in enumerate(lines) for column in range(len(line)))
-        for number, (step, own, end) in enumerate(zip(steps, texts, ends), start=1):
-            letters = []
-            for text, exit_layer in zip(own, step.sources):
+        places = [(row, column) for row, line in enumerate(lines) for column in range(len(line))]
+        for step, end in enumerate(ends):
+            name = f"a{panel}-{step}"
+            body += f'<g style="animation-name:{name}">'
+            for text, exit_layer in zip(texts[step], steps[step].sources):
                 kind = "" if exit_layer is None else f' class="{colors[exit_layer].name}"'
-                for letter, (row, column) in zip(text, places):
-                    x, y = left + WIDTH * column, 92 + LINE * row
-                    letters.append(f'<text{kind} x="{x:.1f}" y="{y}">{escape(letter)}</text>')
-            name, share = f"a{panel}-{number}", 100 * end * SLOWER / period
-            style += f"\n@keyframes {name}{{0%{{opacity:0}}{share:.2f}%{{opacity:1}}}}"
-            parts.append(
-                f'<g style="animation-name:{name}">{"".join(letters)}'
-                f'<rect class="paper" x="{left}" y="46" width="400" height="20"/>'  # over the last
-                f'<text x="{left}" y="61">passes {number}  {1000 * end:.0f} ms</text></g>'
-            )
-    legend = (f'<tspan class="{c.name}">exit {e}</tspan>  ' for e, c in colors.items())
+                for letter in text:
+                    row, column = places.pop(0)
+                    place = f'x="{left + WIDTH * column:.1f}" y="{92 + LINE * row}"'
+                    body += f"<text{kind} {place}>{escape(letter)}</text>"
+            # The count covers that of the step before.
+            body += f'<rect class="paper" x="{left}" y="46" width="400" height="20"/>'
+            body += f'<text x="{left}" y="61">passes {step + 1}  {1000 * end:.0f} ms</text></g>'
+            cleared = 100 * HOLD / period  # percent of the period
+            shown = cleared + 100 * SLOWER * end / period
+            frames = f"0%{{opacity:1}}{cleared:.2f}%{{opacity:0}}{shown:.2f}%{{opacity:1}}"
+            style += f"\n@keyframes {name}{{{frames}}}"
+    legend = "".join(f'  <tspan class="{each.name}">exit {e}</tspan>' for e, each in colors.items())
+    dtype = str(pair.target.dtype).removeprefix("torch.")
+    below = f"{SLOWER} times slower than measured ({escape(name_processor())}, {dtype}){legend}"
     size = f'width="{2 * PANEL + 28}" height="{130 + LINE * len(lines)}"'
-    told = [
-        f"{title} in {len(s)} passes and {1000 * ends[-1]:.0f} ms" for title, s, ends in answers
-    ]
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} xml:space="preserve"><title>'
-        f"{'; '.join(told)}.</title><style>{style}</style>"
-        f'<rect class="paper" {size}/>{"".join(parts)}'
-        f'<text x="24" y="{114 + LINE * len(lines)}">{SLOWER} times slower than measured, '
-        f"{pair.target.dtype}  {''.join(legend)}</text></svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} xml:space="preserve" role="img">'
+        f"<title>Both write the same {tokens} tokens: {'; '.join(results)}.</title>"
+        f'<style>{TEXT}{style}{STILL}</style><rect class="paper" {size}/>{body}'
+        f'<text x="24" y="{114 + LINE * len(lines)}">{below}</text></svg>\n'
     )
 
 
+def style_of(colors: dict[int, Color]) -> str:
+    """Rules for light and for dark backgrounds, without variables: not every viewer knows them."""
+    known = {"text": SHADES["ink"], ".paper": SHADES["paper"]}
+    known |= {f".{color.name}": color for color in colors.values()}
+    light = "".join(f"{name}{{fill:{color.light}}}" for name, color in known.items())
+    dark = "".join(f"{name}{{fill:{color.dark}}}" for name, color in known.items())
+    for color in colors.values():
+        light += f".{color.name}{{text-decoration:underline {color.line}}}"
+    return f"{light}@media(prefers-color-scheme:dark){{{dark}}}"
+
+
+def name_processor() -> str:
+    """What Linux calls the processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "a processor without a name"
+
+
 if __name__ == "__main__":
-    weights = Path(__file__).parents[2] / "weights"
-    print(draw_race(load_pair(weights / "mini-13b", options=Options(exits=(2, 3)))), end="")
+    print(draw_race(load_pair("13b")), end="")

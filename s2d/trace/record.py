@@ -7,7 +7,7 @@ the random draws that note what passes through them. Recording changes no answer
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,21 +24,17 @@ from ..tree import Tree
 
 LIKELIEST = 6  # of the vocabulary, the target's likeliest tokens are shown, and those in the tree
 OPTIONS = "method temperature top_p top_k seed thresholds init".split()
+Asked = dict[int, list[tuple[int, float]]]  # level -> exits in turn, and how sure they were
 Said = dict[tuple[int, ...], list[tuple[int, Tensor]]]  # path -> exits, and what they said (V,)
 
 
-class Asked(NamedTuple):
-    """An exit was asked to draft a level. The last one drafted it, unless it knew nothing."""
-
-    level: int  # the depth of the nodes
-    exit_layer: int
-    confidence: float
-
-
 class NotedExit:
-    """An exit, in ``asked`` what it was asked, and in ``said`` what it said after which path."""
+    """An exit; ``asked`` gets how sure it was, and ``said`` what it said.
 
-    def __init__(self, inner: Exit, asked: list[Asked], said: Said) -> None:
+    The last exit that is asked drafts the level, unless it knows nothing.
+    """
+
+    def __init__(self, inner: Exit, asked: Asked, said: Said) -> None:
         self.inner = inner
         self.asked = asked
         self.said = said
@@ -47,7 +43,7 @@ class NotedExit:
 
     def predict(self, tree: Tree) -> Prediction:
         prediction = self.inner.predict(tree)
-        self.asked.append(Asked(tree.depth + 1, self.exit_layer, prediction.confidence))
+        self.asked[tree.depth + 1].append((self.exit_layer, short(prediction.confidence)))
         if isinstance(self.inner, LayerExit):
             for node, row in zip(tree.frontier, prediction.probs.cpu()):
                 self.said[tuple(tree.path(node))].append((self.exit_layer, row))
@@ -93,7 +89,7 @@ class Recorder:
         self.decoder = decoder
         self.prompt = decoder.context
         self.steps: list[dict[str, Any]] = []
-        self.asked: list[Asked] = []
+        self.asked: Asked = defaultdict(list)
         self.said: Said = defaultdict(list)
         self.numbers: list[float] = []
         exits = decoder.drafter.exits
@@ -131,9 +127,6 @@ class Recorder:
             "probs": short(tree.probs),
             "p": [None, *short(p[tree.parents[1:], tree.tokens[1:]])],
         }
-        asked = defaultdict(list)  # level -> (exit layer, confidence) of each
-        for level, exit_layer, confidence in self.asked:
-            asked[level].append((exit_layer, short(confidence)))
         numbers = iter(self.numbers)
         positions = []
         for node, accepted in zip([0, *step.accepted], [*step.accepted, None]):
@@ -145,7 +138,7 @@ class Recorder:
                 "sources": step.sources,
                 "path": step.accepted,
                 "nodes": nodes,
-                "asked": asked,
+                "asked": dict(self.asked),
                 "ended": why_ended(tree, self.asked),
                 "positions": positions,
                 "ms": short([1000 * step.draft_seconds, 1000 * step.target_seconds]),
@@ -248,7 +241,7 @@ def shown_tests(
     return tests, columns
 
 
-def why_ended(tree: Tree, asked: list[Asked]) -> str:
+def why_ended(tree: Tree, asked: Asked) -> str:
     """Why a tree has no more levels."""
     if tree.shape.depth == 0:
         return "Nothing is drafted in this step."
@@ -256,7 +249,7 @@ def why_ended(tree: Tree, asked: list[Asked]) -> str:
         return "Drafting ended with the last level of the tree."
     if tree.depth >= tree.max_depth:
         return "Drafting ended where the answer or the context must end."
-    if any(each.level > tree.depth for each in asked):
+    if tree.depth + 1 in asked:
         return "Drafting ended because nothing was known about the next token."
     return "Drafting ended because no path was likely enough to be followed."
 
