@@ -21,56 +21,32 @@ FITTING = {"b": "b", "i": "iu", "f": "biuf"}  # kinds of NumPy's dtypes: expecte
 NO_NUMBERS = np.empty(0, dtype=bool)
 
 
-def distributions() -> list[Case]:
-    """Pairs p, q (V,) of random distributions."""
+def make_cases() -> dict[str, list[Case]]:
+    """By the name of an exercise: arguments for it."""
+    rng = random.Random(0)
     generator = torch.Generator().manual_seed(0)
-    pairs = torch.rand(6, 2, 5, dtype=torch.float64, generator=generator) ** 3
-    return [tuple(pair / pair.sum(dim=1, keepdim=True)) for pair in pairs]
-
-
-def drafted_tokens() -> list[Case]:
-    """p, q (V,) and each of the V tokens."""
-    return [(p, q, token) for p, q in distributions() for token in range(len(q))]
-
-
-def confidences() -> list[Case]:
-    """Confidences and thresholds of up to four exits; also equal ones, and no sure exit."""
-    rng = np.random.default_rng(0)
-    cases: list[Case] = [
-        ([0.6, 0.5, 0.1], [0.6, 0.4, 0.0]),
-        ([0.1, 0.2, 0.3], [0.6, 0.4, 0.9]),
+    weights = torch.rand(6, 2, 5, dtype=torch.float64, generator=generator) ** 3
+    pairs = [tuple(pair / pair.sum(dim=1, keepdim=True)) for pair in weights]  # p and q (V,)
+    confidences: list[Case] = [
+        ([0.6, 0.5, 0.1], [0.6, 0.4, 0.0]),  # the first one equals its threshold
+        ([0.1, 0.2, 0.3], [0.6, 0.4, 0.9]),  # no exit is sure
         ([0.3, 0.2, 0.1], [0.6, 0.4, 0.9]),
     ]
     for count in [1, 2, 3, 4] * 10:
-        cases.append(tuple(rng.random((2, count)).round(2).tolist()))
-    return cases
-
-
-def trees() -> list[Case]:
-    """Parents (N+1,) of small trees and of a chain; -1 for the root, which is node 0."""
-    rng = random.Random(0)
-    cases: list[Case] = [([-1, 0, 0, 1, 1, 3],), ([-1, *range(11)],)]
+        found, thresholds = ([round(rng.random(), 2) for _ in range(count)] for _ in "ab")
+        confidences.append((found, thresholds))
+    trees = [[-1, 0, 0, 1, 1, 3], [-1, *range(11)]]  # parents (N+1,); the second one is a chain
     for size in range(1, 10):
-        cases.append(([-1, *map(rng.randrange, range(1, size))],))
-    return cases
-
-
-def caches() -> list[Case]:
-    """Rows (n + N, D), the length n of the context, and which of the N nodes were accepted."""
-    cases: list[Case] = []
-    for n, accepted in ((3, [1, 3, 5]), (2, [1, 2]), (4, [2, 4]), (3, [])):
-        rows = 10.0 * torch.arange(n + 6)[:, None] + torch.arange(2)
-        cases.append((rows, n, accepted))
-    return cases
-
-
-CASES: dict[Function, Callable[[], list[Case]]] = {
-    answers.acceptance_probability: drafted_tokens,
-    answers.residual: distributions,
-    answers.choose_exit: confidences,
-    answers.ancestor_mask: trees,
-    answers.kept_rows: caches,
-}
+        trees.append([-1, *map(rng.randrange, range(1, size))])
+    rows = 10.0 * torch.arange(10)[:, None] + torch.arange(2)
+    accepted = [(3, [1, 3, 5]), (2, [1, 2]), (4, [2, 4]), (3, [])]  # and n
+    return {
+        "acceptance_probability": [(p, q, token) for p, q in pairs for token in range(5)],
+        "residual": pairs,
+        "choose_exit": confidences,
+        "ancestor_mask": [(parents,) for parents in trees],
+        "kept_rows": [(rows, n, nodes) for n, nodes in accepted],
+    }
 
 
 def mark(name: str, function: Function) -> None:
@@ -80,7 +56,7 @@ def mark(name: str, function: Function) -> None:
 
 def comment_on(name: str, function: Function) -> str:
     """A sentence about ``function``, an answer to the exercise with this ``name``."""
-    cases = CASES[getattr(answers, name)]()
+    cases = make_cases()[name]
     results = []
     for case in cases:
         try:
@@ -122,9 +98,9 @@ def comment_on_results(name: str, cases: list[Case], results: list[Any]) -> str:
     right = list(map(same, results, expected))
     if all(right):
         return "right!"
-    made = [each for each in MISTAKES[answer] if all(map(same, results, starmap(each, cases)))]
+    made = [each for each in MISTAKES[name] if all(map(same, results, starmap(each, cases)))]
     numbers = list(map(as_numbers, results))
-    made += [each for each in SYMPTOMS.get(answer, []) if each(numbers)]
+    made += [each for each in SYMPTOMS.get(name, []) if each(numbers)]
     if made:
         return " ".join(getdoc(made[0]).split())
     wrong = right.index(False)
@@ -144,9 +120,7 @@ def same(found: Any, expected: Any) -> bool:
 def as_numbers(value: Any) -> np.ndarray:
     """``value`` as an array of numbers or booleans, an empty one if it is nothing of the kind."""
     try:
-        if isinstance(value, torch.Tensor):
-            value = value.detach().cpu().numpy()
-        numbers = np.asarray(value)
+        numbers = np.asarray(value.detach() if isinstance(value, torch.Tensor) else value)
     except Exception:  # whatever a learner's function returns
         return NO_NUMBERS
     return numbers if numbers.dtype.kind in "biuf" else NO_NUMBERS

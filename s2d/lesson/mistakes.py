@@ -1,17 +1,10 @@
-"""Mistakes that people make in the exercises of the lesson. A docstring says what is wrong.
-
-MISTAKES compute what a mistaken function returns. SYMPTOMS look at what was returned.
-"""
+"""Mistakes in the exercises, and symptoms of mistakes in results. A docstring is what is said."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from . import answers
-
-Results = list[np.ndarray]  # what a function returned, one for each case
 
 
 def swapped_ratio(p: Tensor, q: Tensor, token: int) -> Tensor:
@@ -25,7 +18,7 @@ def above_one(p: Tensor, q: Tensor, token: int) -> Tensor:
     return p[token] / q[token]
 
 
-def yes_or_no(results: Results) -> bool:
+def yes_or_no(results: list[np.ndarray]) -> bool:
     """This says whether the token is accepted. Return the probability that it is, a number from 0
     to 1, and draw nothing."""
     return all(each.size == 1 and each in (0, 1) for each in results)
@@ -43,12 +36,12 @@ def not_normalised(p: Tensor, q: Tensor) -> Tensor:
     return (p - q).clamp(min=0.0)
 
 
-def one_token(results: Results) -> bool:
+def one_token(results: list[np.ndarray]) -> bool:
     """This is a single number. Return the probabilities of all tokens, and draw nothing."""
     return all(each.size == 1 for each in results)
 
 
-def below_zero(results: Results) -> bool:
+def below_zero(results: list[np.ndarray]) -> bool:
     """Some of these numbers are below 0, or not finite, and no probability is. Where q > p, nothing
     is missing: replace p - q by 0 there, before you add up and divide. (All of p - q sums to 0.)"""
     return not all(np.all(each >= 0) and np.isfinite(each).all() for each in results)
@@ -66,14 +59,6 @@ def at_the_threshold(confidences: Sequence[float], thresholds: Sequence[float]) 
         if confidence >= thresholds[number]:
             return number
     return len(confidences) - 1
-
-
-def first_if_none(confidences: Sequence[float], thresholds: Sequence[float]) -> int:
-    """If no exit is sure, the last one drafts, not the first: it is right most often."""
-    for number, confidence in enumerate(confidences):
-        if confidence > thresholds[number]:
-            return number
-    return 0
 
 
 def causal(parents: Sequence[int]) -> np.ndarray:
@@ -99,7 +84,7 @@ def wrapped_round(parents: Sequence[int]) -> np.ndarray:
     return mask
 
 
-def numbers_in_a_mask(results: Results) -> bool:
+def numbers_in_a_mask(results: list[np.ndarray]) -> bool:
     """This mask holds numbers, and attention would add these to its scores. Return booleans: True
     where the node of the row attends to the node of the column."""
     return all(each.dtype != bool for each in results)
@@ -118,14 +103,14 @@ def one_too_far(rows: Tensor, n: int, accepted: Sequence[int]) -> Tensor:
 
 
 MISTAKES = {
-    answers.acceptance_probability: [swapped_ratio, above_one],
-    answers.residual: [all_of_p, not_normalised],
-    answers.choose_exit: [surest, at_the_threshold, first_if_none],
-    answers.ancestor_mask: [causal, parent_only, wrapped_round],
-    answers.kept_rows: [first_rows, one_too_far],
+    "acceptance_probability": [swapped_ratio, above_one],
+    "residual": [all_of_p, not_normalised],
+    "choose_exit": [surest, at_the_threshold],
+    "ancestor_mask": [causal, parent_only, wrapped_round],
+    "kept_rows": [first_rows, one_too_far],
 }
 SYMPTOMS = {
-    answers.acceptance_probability: [yes_or_no],
-    answers.residual: [one_token, below_zero],
-    answers.ancestor_mask: [numbers_in_a_mask],
+    "acceptance_probability": [yes_or_no],
+    "residual": [one_token, below_zero],
+    "ancestor_mask": [numbers_in_a_mask],
 }

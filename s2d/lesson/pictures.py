@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import matplotlib
@@ -15,11 +16,7 @@ from ..stats import Step
 from ..tree import Tree
 
 DRAFT = COLORS[0].light
-INK = SHADES["ink"].light
-FAINT = SHADES["faint"].light
-LINE = SHADES["line"].light
-P = SHADES["p"].light
-Q = SHADES["q"].light
+INK, FAINT, LINE, P, Q = (SHADES[name].light for name in ("ink", "faint", "line", "p", "q"))
 SIDE = 0.92  # of a box; boxes are 1 apart
 TOKEN = 0.78, 0.33  # inches, the size of a box
 NUMBER = 0.4, 0.33
@@ -29,18 +26,18 @@ SVG = {"svg.fonttype": "none", "svg.hashsalt": "s2d"}  # a text stays a text; eq
 Piece = Callable[[int], str]  # a token -> what stands in its box
 
 
+@dataclass(repr=False)
 class Picture:
     """An SVG that a notebook shows. ``words`` say what there is to see, where nobody sees it."""
 
-    def __init__(self, axes: Axes, words: str) -> None:
-        self.figure = axes.figure
-        self.words = words
+    axes: Axes
+    words: str
 
     def _repr_svg_(self) -> str:
         file = io.StringIO()
         about = {"Title": self.words, "Date": None, "Creator": None}
         with matplotlib.rc_context(SVG):
-            self.figure.savefig(file, format="svg", metadata=about)
+            self.axes.figure.savefig(file, format="svg", metadata=about)
         return file.getvalue()
 
     def __repr__(self) -> str:
@@ -52,12 +49,6 @@ def new_axes(width: float, height: float) -> Axes:
     axes = Figure((width, height), layout="constrained").subplots()
     axes.spines[["top", "right"]].set_visible(False)
     return axes
-
-
-def light_colors(exits: Sequence[int]) -> dict[int, str]:
-    """The colours of ``exits``, as on the page of an answer (trace/)."""
-    colors = color_exits(own=exits, used=exits)
-    return {exit_layer: color.light for exit_layer, color in colors.items()}
 
 
 class Box(NamedTuple):
@@ -83,9 +74,7 @@ def draw_boxes(
         frame = Rectangle((column, row), SIDE, 0.8, facecolor=face, edgecolor=edge, linewidth=1.5)
         axes.add_patch(frame)
         ink = "white" if face == edge else INK
-        axes.text(
-            column + SIDE / 2, row + 0.42, text, color=ink, fontsize=8, ha="center", va="center"
-        )
+        axes.text(column + SIDE / 2, row + 0.42, text, color=ink, **CENTERED)
     axes.set(xlim=(-0.1, width), ylim=(height, -0.2))
     axes.set_xticks(np.arange(len(columns)) + SIDE / 2, columns, rotation=60, fontsize=8)
     axes.set_yticks(np.arange(len(rows)) + 0.4, rows)
@@ -102,10 +91,9 @@ def plot_curves(
 ) -> Picture:
     """Curves over ``x`` by their labels. ``names``: of x and of what the curves show."""
     axes = new_axes(width=5.5, height=2.8)
-    for color, (label, values) in zip((P, Q), solid.items()):
-        axes.plot(x, values, "o-", color=color, label=label, markersize=4)
-    for color, (label, values) in zip((P, Q), dashed.items()):
-        axes.plot(x, values, "--", color=color, label=label)
+    for style, curves in (("o-", solid), ("--", dashed)):
+        for color, (label, values) in zip((P, Q), curves.items()):
+            axes.plot(x, values, style, color=color, label=label, markersize=4)
     axes.set(xlabel=names[0], ylabel=names[1], ylim=(0, None), xticks=x)
     axes.legend(**PLAIN)
     labels = ", ".join([*solid, *dashed])
@@ -125,25 +113,20 @@ def draw_chains(steps: Sequence[Step], piece: Piece) -> Picture:
         bonus = piece(step.tokens[-1])
         boxes.append(Box(len(tokens), row, bonus, "the target's own token", FAINT, FAINT))
     counts = ", ".join(str(len(step.accepted)) for step in steps)
-    return Picture(
-        draw_boxes(boxes, TOKEN), f"Steps and their tokens. Accepted in each step: {counts}."
-    )
+    axes = draw_boxes(boxes, TOKEN)
+    return Picture(axes, f"Steps and their tokens. Accepted in each step: {counts}.")
 
 
 def draw_acceptance(
     p: Sequence[float], q: Sequence[float], residual: Sequence[float], rejected: float
 ) -> Picture:
-    """Which part of p comes from accepted tokens, and which from the ``residual``.
-
-    ``rejected``: the probability that the drafted token is rejected.
-    """
+    """What of p is accepted and, with probability ``rejected``, comes from the ``residual``."""
     axes = new_axes(width=6, height=2.8)
     tokens = np.arange(len(p))
     accepted = np.minimum(p, q)
     added = rejected * np.asarray(residual)
-    lost = q - accepted
     hatched = dict(color="none", edgecolor=Q, hatch="///", linewidth=0)
-    axes.bar(tokens, lost, 0.75, bottom=accepted, label="drafted, rejected", **hatched)
+    axes.bar(tokens, q - accepted, 0.75, bottom=accepted, label="drafted, rejected", **hatched)
     axes.bar(tokens, accepted, 0.75, color=DRAFT, label="drafted, accepted")
     axes.bar(tokens, added, 0.75, bottom=accepted, color=LINE, label="from the residual")
     axes.stairs(p, np.arange(len(p) + 1) - 0.5, color=INK, linewidth=1.4, label="p")
@@ -190,16 +173,15 @@ def draw_confidences(
     ``confidences``: a row for each exit. ``chosen``, ``names``: by position, the exit that drafts,
     and the token.
     """
-    colors = light_colors(exits)
+    colors = color_exits(own=exits, used=exits)  # as on the page of an answer
     boxes = []
     for row, exit_layer in enumerate(exits):
         for column, value in enumerate(confidences[row]):
             kind, edge = "", "white"
             if chosen[column] == exit_layer:
-                kind, edge = f"exit {exit_layer} drafts", colors[exit_layer]
-            text = f"{value:.2f}".lstrip("0")
-            face = str(1 - value / 2)  # a grey: "0.5" is the darkest
-            boxes.append(Box(column, row, text, kind, face, edge))
+                kind, edge = f"exit {exit_layer} drafts", colors[exit_layer].light
+            face = str(1 - 0.4 * value)  # a grey, "0.6" or lighter
+            boxes.append(Box(column, row, f"{value:.2f}".lstrip("0"), kind, face, edge))
     rows = [f"exit {each}, threshold {least}" for each, least in zip(exits, thresholds)]
     rows[-1] = f"exit {exits[-1]}, the last"
     axes = draw_boxes(boxes, NUMBER, names, rows)
@@ -231,7 +213,7 @@ def draw_catch_up(
 
 def draw_tree(tree: Tree, accepted: list[int], exits: Sequence[int], piece: Piece) -> Picture:
     """The tree that the target checked, in the colours of the exits; accepted nodes are filled."""
-    colors = light_colors(exits)
+    colors = color_exits(own=exits, used=exits)  # as on the page of an answer
     rows: dict[int, int] = {}  # node -> the row it is drawn in
     row = 0
     before = -1
@@ -242,7 +224,7 @@ def draw_tree(tree: Tree, accepted: list[int], exits: Sequence[int], piece: Piec
         before = node
     boxes = [Box(0, 0, f"0: {piece(tree.tokens[0])}", "the context's last token", FAINT, FAINT)]
     for node in range(1, len(rows)):
-        edge = colors[tree.exit_layers[node]]
+        edge = colors[tree.exit_layers[node]].light
         kind, face = f"exit {tree.exit_layers[node]}, rejected", "white"
         if node in accepted:
             kind, face = f"exit {tree.exit_layers[node]}, accepted", edge
