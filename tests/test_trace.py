@@ -151,7 +151,7 @@ def test_every_exit_that_was_asked_says_what_the_definition_says(case, known, mi
 
 ALL_STEPS = """const cells = (row) => all("th, td", row).map((each) => each.textContent);
 const colored = (each) => [each.textContent, getComputedStyle(each).color];
-all(".lit").forEach((each) => each.classList.remove("lit"));
+all(".lit, .chosen").forEach((each) => each.classList.remove("lit", "chosen"));
 return [texts("#answer"), all("#answer span").map((each) => each.className),
 all("#legend span").map(colored), texts("#why")[0],
 Array.from({ length: Number(all("#slider")[0].max) + 1 }, (_, step) => {
@@ -261,7 +261,8 @@ def check_position(lines, heads, widths, position, nodes, rule):
     assert widths == [pytest.approx(row, abs=0.006) for row in rows]
 
 
-MOVES = """const [slider] = all("#slider"), chosen = () => all("#answer span").findIndex((each) => each.matches(".chosen"));
+MOVES = """const [slider] = all("#slider");
+const chosen = () => all("#answer span").findIndex((each) => each.matches(".chosen"));
 const at = () => [+slider.value, chosen(), lit("#answer span")];
 const key = (key, shiftKey) => document.onkeydown(new KeyboardEvent("", { key, shiftKey }));
 const moves = [() => key("ArrowRight"), () => key("ArrowRight", true), () => key("ArrowLeft"),
@@ -393,11 +394,11 @@ def test_the_page_has_the_words_of_the_readme_and_names_of_functions(known):
         assert callable(found)
 
 
-WIDE = """const frame = document.createElement("iframe"), found = {};
-for (const id of ["tree", "mask", "tests"]) found[id] = all(`#${id}-part`)[0].getBoundingClientRect();
-const { tree, mask, tests } = found;
-return [tree.right < mask.left && tree.top === mask.top, mask.bottom < tests.top, tests.bottom < mask.top,
-  texts(".key span, .key"), all(".key .exit").map((each) => getComputedStyle(each).textDecorationStyle)]"""
+WIDE = """const place = (id) => all(id)[0].getBoundingClientRect();
+const [tree, mask, tests] = ["#tree-part", "#mask-part", "#tests-part"].map(place);
+const line = (each) => getComputedStyle(each).textDecorationStyle;
+return [tree.right < mask.left && tree.top === mask.top, mask.bottom < tests.top,
+  tests.bottom < mask.top, texts(".key span, .key"), all(".key .exit").map(line)]"""
 
 
 @pytest.mark.parametrize("width", [1300, 1100, 1000])

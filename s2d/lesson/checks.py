@@ -75,7 +75,7 @@ def comment_on(name: str, function: Function) -> str:
 
 def call(function: Function, case: Case) -> tuple[Any, str]:
     """What ``function`` returns, and which function of the project it called, "" if none."""
-    called = [""]
+    called = []
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         module = frame.f_globals.get("__name__", "")
@@ -88,7 +88,7 @@ def call(function: Function, case: Case) -> tuple[Any, str]:
         result = function(*case)
     finally:
         sys.setprofile(previous)
-    return result, called[-1]
+    return result, called[0] if called else ""
 
 
 def comment_on_results(name: str, cases: list[Case], results: list[Any]) -> str:
@@ -137,5 +137,6 @@ def shown_call(name: str, case: Case) -> str:
 def shown(value: Any) -> str:
     """A result or an argument, briefly."""
     if isinstance(value, torch.Tensor | np.ndarray) and as_numbers(value).size:
-        return repr(as_numbers(value).round(3).tolist())
+        numbers = as_numbers(value)
+        value = (numbers.round(3) if numbers.dtype.kind == "f" else numbers).tolist()
     return repr(value)

@@ -38,7 +38,7 @@ class Picture:
         about = {"Title": self.words, "Date": None, "Creator": None}
         with matplotlib.rc_context(SVG):
             self.axes.figure.savefig(file, format="svg", metadata=about)
-        return file.getvalue()
+        return " ".join(file.getvalue().split())  # in one line, as a notebook repeats its indent
 
     def __repr__(self) -> str:
         return self.words

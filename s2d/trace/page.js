@@ -90,7 +90,7 @@ function drawKeys() {
     "the first box: node 0, the context's last token", ...exits, sample("accepted", "green frame: accepted"),
     sample("lit", "yellow: the node that you look at, and what it attends to"));
   at("mask-key").append(
-    "ctx: the context before node 0", sample("attends", "attends to"), sample("seen", "likewise, of the node that you look at"));
+    "ctx: the context before node 0", sample("attends", "blue: what a node attends to"), sample("seen", "orange: the row of the node that you look at"));
 }
 
 let current, chosen; // step and position

@@ -118,7 +118,7 @@ class Recorder:
     def add(self, step: Step) -> None:
         """Record a Step that was just made."""
         tree = step.tree
-        p = self.rule.distribution(step.logits).cpu()  # (N+1, V)
+        p = self.decoder.options.distribution(step.logits).cpu()  # (N+1, V)
         nodes = {
             "tokens": tree.tokens,
             "parents": tree.parents,
