@@ -39,8 +39,8 @@ def test_both_write_the_targets_text(drawn):
     prompt = pair.tokenizer.encode_chat([PROMPT])
     alone = generate(pair.target, prompt, method="ar", max_new_tokens=24)
     for letters in texts_in(picture).values():
-        text = "".join(letter for letter, _ in letters)
-        assert text == alone.text(pair.tokenizer)[: len(text)] and len(text) > 40
+        text = "".join(letter for letter, _ in letters).replace(" ", "")  # ends of lines have none
+        assert text == alone.text(pair.tokenizer).replace(" ", "")[: len(text)] and len(text) > 30
     title = ElementTree.fromstring(picture).find(f"{SVG}title").text
     assert f"the target alone in {alone.stats.steps} passes" in title
     assert name_processor() in picture and len(name_processor()) > 5

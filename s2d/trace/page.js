@@ -88,7 +88,7 @@ function drawKeys() {
   const exits = about.exits.map((exit) => make("span", { class: sourceClass(exit) }, `from exit ${exit}`));
   at("tree-key").append(
     "the first box: node 0, the context's last token", ...exits, sample("accepted", "green frame: accepted"),
-    sample("lit", "yellow: the node that you look at, and what it attends to"));
+    sample("lit", "yellow: the node that you look at, and what it attends to"), "dotted edge: a picture goes on there");
   at("mask-key").append(
     "ctx: the context before node 0", sample("attends", "blue: what a node attends to"), sample("seen", "orange: the row of the node that you look at"));
 }

@@ -65,7 +65,8 @@ def draw_race(pair: Pair, rounds: int = 9, tokens: int = 64) -> str:
                 for letter in text:
                     row, column = places.pop(0)
                     place = f'x="{left + WIDTH * column:.1f}" y="{92 + LINE * row}"'
-                    body += f"<text{kind} {place}>{escape(letter)}</text>"
+                    if column < len(lines[row].rstrip()):  # no line under a space at the end
+                        body += f"<text{kind} {place}>{escape(letter)}</text>"
             # The count covers that of the step before.
             body += f'<rect class="paper" x="{left}" y="46" width="400" height="20"/>'
             body += f'<text x="{left}" y="61">passes {step + 1}  {1000 * end:.0f} ms</text></g>'
@@ -75,7 +76,7 @@ def draw_race(pair: Pair, rounds: int = 9, tokens: int = 64) -> str:
             style += f"\n@keyframes {name}{{{frames}}}"
     legend = "".join(f'  <tspan class="{each.name}">exit {e}</tspan>' for e, each in colors.items())
     dtype = str(pair.target.dtype).removeprefix("torch.")
-    below = f"{SLOWER} times slower than measured ({escape(name_processor())}, {dtype}){legend}"
+    below = f"{SLOWER} times slower than measured ({escape(name_processor())}, {dtype}){legend}  the target"
     size = f'width="{2 * PANEL + 28}" height="{130 + LINE * len(lines)}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} xml:space="preserve" role="img">'
