@@ -199,8 +199,7 @@ def three_ancestors(parents):
 @pytest.mark.parametrize("function", [numbers_of_the_picture, as_text, three_ancestors])
 def test_answers_that_are_right_in_many_cases_are_wrong(function):
     name = "ancestor_mask" if function is three_ancestors else "choose_exit"
-    told = comment_on(name, function)
-    assert "should be" in told or "raises IndexError" in told
+    assert "should be" in comment_on(name, function)
 
 
 @pytest.mark.parametrize("found", ["a", np.array(["a"]), {}, torch.ones(2), 10**400])
