@@ -411,6 +411,17 @@ def test_tree_and_mask_stand_side_by_side_if_there_is_room_and_have_keys(width, 
     assert lines == ["solid", "dashed"]
 
 
+FINGER = """const tall = (selector) => all(selector)[0].getBoundingClientRect().height;
+return [matchMedia("(pointer: coarse)").matches, ...["#mask g", "#tree rect", "#next"].map(tall)]"""
+
+
+def test_parts_are_large_enough_for_a_finger(known):
+    finger = "--blink-settings=primaryPointerType=2,availablePointerTypes=2"
+    for option, expected in (([finger], True), ([], False)):
+        coarse, *heights = browse(known("chain")[0], FINGER, *option)
+        assert coarse == expected and (min(heights) >= 23) == expected
+
+
 def luminance(color):
     """By WCAG 2, of a colour such as #00707a."""
     parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]

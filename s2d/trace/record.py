@@ -57,11 +57,8 @@ class NotedDraws(Draws):
     """The random numbers of ``inner``, and in ``numbers`` those that decided tests."""
 
     def __init__(self, inner: Draws, numbers: list[float]) -> None:
-        self.inner = inner
+        self.generator = inner.generator
         self.numbers = numbers
-
-    def uniform(self, count: int) -> Tensor:
-        return self.inner.uniform(count)
 
     def flip(self, probability: float) -> bool:
         number = self.uniform(1).item()
@@ -70,13 +67,7 @@ class NotedDraws(Draws):
 
 
 class Recorder:
-    """Keeps what a Decoder does.
-
-    Args:
-        decoder: it has done nothing yet.
-        names: of the models.
-        colors: of the decoder's exits.
-    """
+    """Keeps what a Decoder does that has done nothing yet. ``colors`` are those of its exits."""
 
     def __init__(
         self,
@@ -150,10 +141,8 @@ class Recorder:
     ) -> dict[str, Any]:
         """A position that the rule reached: the one after a ``node``.
 
-        Args:
-            accepted: the child that was accepted here, if any.
-            p: the target's distribution (V,) here.
-            numbers: the random ones of this and the next positions, if tests were decided by them.
+        ``accepted`` is the child that was accepted here, if any, and p (V,) the target's
+        distribution here. ``numbers`` decided the tests here and at the next positions, if any did.
         """
         tree = step.tree
         children = tree.children(node)
