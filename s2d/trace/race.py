@@ -74,9 +74,11 @@ def draw_race(pair: Pair, rounds: int = 9, tokens: int = 64) -> str:
             shown = cleared + 100 * SLOWER * end / period
             frames = f"0%{{opacity:1}}{cleared:.2f}%{{opacity:0}}{shown:.2f}%{{opacity:1}}"
             style += f"\n@keyframes {name}{{{frames}}}"
-    legend = "".join(f'  <tspan class="{each.name}">exit {e}</tspan>' for e, each in colors.items())
-    dtype = str(pair.target.dtype).removeprefix("torch.")
-    below = f"{SLOWER} times slower than measured ({escape(name_processor())}, {dtype}){legend}  the target"
+    legend = ""
+    for exit_layer, color in colors.items():
+        legend += f'<tspan class="{color.name}">exit {exit_layer}</tspan>  '
+    machine = f"{escape(name_processor())}, {str(pair.target.dtype).removeprefix('torch.')}"
+    below = f"{SLOWER} times slower than measured ({machine})  {legend}the target"
     size = f'width="{2 * PANEL + 28}" height="{130 + LINE * len(lines)}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} xml:space="preserve" role="img">'
