@@ -24,6 +24,9 @@ CENTERED = dict(fontsize=8, ha="center", va="center")
 PLAIN = dict(frameon=False, fontsize=8)  # of a legend
 SVG = {"svg.fonttype": "none", "svg.hashsalt": "s2d"}  # a text stays a text; equal names of parts
 Piece = Callable[[int], str]  # a token -> what stands in its box
+Numbers = Sequence[float]
+Names = Sequence[str]
+Exits = Sequence[int]
 
 
 @dataclass(repr=False)
@@ -106,9 +109,11 @@ def draw_chains(steps: Sequence[Step], piece: Piece) -> Picture:
     for row, step in enumerate(steps):
         tokens = step.tree.tokens[1:]  # node 0 is the end of the context
         for column, token in enumerate(tokens):
-            kind, face = "drafted, rejected", "white"
+            kind = "drafted, rejected"
+            face = "white"
             if column + 1 in step.accepted:
-                kind, face = "drafted, accepted", DRAFT
+                kind = "drafted, accepted"
+                face = DRAFT
             boxes.append(Box(column, row, piece(token), kind, face, DRAFT))
         bonus = piece(step.tokens[-1])
         boxes.append(Box(len(tokens), row, bonus, "the target's own token", FAINT, FAINT))
@@ -117,9 +122,7 @@ def draw_chains(steps: Sequence[Step], piece: Piece) -> Picture:
     return Picture(axes, f"Steps and their tokens. Accepted in each step: {counts}.")
 
 
-def draw_acceptance(
-    p: Sequence[float], q: Sequence[float], residual: Sequence[float], rejected: float
-) -> Picture:
+def draw_acceptance(p: Numbers, q: Numbers, residual: Numbers, rejected: float) -> Picture:
     """What of p is accepted and, with probability ``rejected``, comes from the ``residual``."""
     axes = new_axes(width=6, height=2.8)
     tokens = np.arange(len(p))
@@ -136,22 +139,18 @@ def draw_acceptance(
     return Picture(axes, "Accepted {} and from the residual {} add up to p, {}.".format(*parts))
 
 
-def draw_scores(
-    names: Sequence[str], p: Sequence[float], q: Sequence[float], noise: Sequence[float]
-) -> Picture:
+def draw_scores(names: Names, p: Numbers, q: Numbers, noise: Numbers) -> Picture:
     """p and q of some tokens, their noise e, and p / e and q / √e: the largest wins."""
     figure = Figure((8.5, 2.9), layout="constrained")
     probs, noises, scores = figure.subplots(1, 3)
     places = np.arange(len(names))
-    left = places - 0.2
-    right = places + 0.2
     own = np.divide(p, noise)
     guess = np.divide(q, np.sqrt(noise))
-    probs.bar(left, p, 0.38, color=P, label="target: p")
-    probs.bar(right, q, 0.38, color=Q, label="draft: q")
+    probs.bar(places - 0.2, p, 0.38, color=P, label="target: p")
+    probs.bar(places + 0.2, q, 0.38, color=Q, label="draft: q")
     noises.bar(places, noise, 0.5, color=FAINT, label="noise: e")
-    scores.bar(left, own / own.max(), 0.38, color=P, label="target: p / e")
-    scores.bar(right, guess / guess.max(), 0.38, color=Q, label="draft: q / √e")
+    scores.bar(places - 0.2, own / own.max(), 0.38, color=P, label="target: p / e")
+    scores.bar(places + 0.2, guess / guess.max(), 0.38, color=Q, label="draft: q / √e")
     scores.set_yticks([0, 1], ["0", "largest"])
     for axes in (probs, noises, scores):
         axes.set_xticks(places, names, rotation=60, fontsize=8)
@@ -162,11 +161,7 @@ def draw_scores(
 
 
 def draw_confidences(
-    confidences: list[list[float]],
-    exits: Sequence[int],
-    thresholds: Sequence[float],
-    chosen: list[int],
-    names: Sequence[str],
+    confidences: Sequence[Numbers], exits: Exits, thresholds: Numbers, chosen: Exits, names: Names
 ) -> Picture:
     """What each exit says at some positions; a frame shows the one that drafts.
 
@@ -177,9 +172,11 @@ def draw_confidences(
     boxes = []
     for row, exit_layer in enumerate(exits):
         for column, value in enumerate(confidences[row]):
-            kind, edge = "", "white"
+            kind = ""
+            edge = "white"
             if chosen[column] == exit_layer:
-                kind, edge = f"exit {exit_layer} drafts", colors[exit_layer].light
+                kind = f"exit {exit_layer} drafts"
+                edge = colors[exit_layer].light
             face = str(1 - 0.4 * value)  # a grey, "0.6" or lighter
             boxes.append(Box(column, row, f"{value:.2f}".lstrip("0"), kind, face, edge))
     rows = [f"exit {each}, threshold {least}" for each, least in zip(exits, thresholds)]
@@ -189,7 +186,7 @@ def draw_confidences(
 
 
 def draw_catch_up(
-    reads: list[tuple[int, int, int]], exits: Sequence[int], positions: range, names: Sequence[str]
+    reads: list[tuple[int, int, int]], exits: Exits, positions: range, names: Names
 ) -> Picture:
     """In which of the draft's predictions each segment of layers read each position.
 
@@ -211,7 +208,7 @@ def draw_catch_up(
     return Picture(axes, f"In which prediction a token was read (0: in none): {seen.tolist()}.")
 
 
-def draw_tree(tree: Tree, accepted: list[int], exits: Sequence[int], piece: Piece) -> Picture:
+def draw_tree(tree: Tree, accepted: list[int], exits: Exits, piece: Piece) -> Picture:
     """The tree that the target checked, in the colours of the exits; accepted nodes are filled."""
     colors = color_exits(own=exits, used=exits)  # as on the page of an answer
     rows: dict[int, int] = {}  # node -> the row it is drawn in
@@ -224,10 +221,13 @@ def draw_tree(tree: Tree, accepted: list[int], exits: Sequence[int], piece: Piec
         before = node
     boxes = [Box(0, 0, f"0: {piece(tree.tokens[0])}", "the context's last token", FAINT, FAINT)]
     for node in range(1, len(rows)):
-        edge = colors[tree.exit_layers[node]].light
-        kind, face = f"exit {tree.exit_layers[node]}, rejected", "white"
+        exit_layer = tree.exit_layers[node]
+        edge = colors[exit_layer].light
+        kind = f"exit {exit_layer}, rejected"
+        face = "white"
         if node in accepted:
-            kind, face = f"exit {tree.exit_layers[node]}, accepted", edge
+            kind = f"exit {exit_layer}, accepted"
+            face = edge
         text = f"{node}: {piece(tree.tokens[node])}"
         boxes.append(Box(1.3 * tree.depths[node], rows[node], text, kind, face, edge))
     axes = draw_boxes(boxes, TOKEN)
