@@ -23,11 +23,12 @@ Message = dict[str, Any]  # "role", "content", and whatever else a template asks
 class ChatFormat(NamedTuple):
     """How a dialogue is written: ``render``; after the user's last message the assistant is next.
 
-    ``name`` is for people. ``is_own``: it is the folder's template, which also writes the BOS.
+    ``name`` is for people. ``is_own``: it is the folder's template, which also writes the BOS, and
+    whose ``render`` takes options of the template by their names.
     """
 
     name: str
-    render: Callable[[list[Message]], str]
+    render: Callable[..., str]
     is_own: bool = False
 
 
@@ -84,10 +85,10 @@ def plain_format(eos: str) -> ChatFormat:
 
 
 def render_template(
-    folder: Path, source: str, tokens: dict[str, str], dialogue: list[Message]
+    folder: Path, source: str, tokens: dict[str, str], dialogue: list[Message], **options: Any
 ) -> str:
     """A folder's own template, in jinja; ``tokens`` are {"bos_token": text, ...}."""
-    given = {"messages": dialogue, "tools": None, "documents": None}
+    given = options | {"messages": dialogue, "tools": None, "documents": None}
     given["add_generation_prompt"] = dialogue[-1]["role"] != "assistant"
     try:
         return compile_template(source).render(tokens | given)

@@ -13,6 +13,16 @@ from .vocabulary import same_vocabulary
 WEIGHTS = Path(__file__).resolve().parents[2] / "weights"
 FOLDER_OF_SIZE = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
 
+# What each of the miniatures that are shipped can answer.
+MINIATURE_PROMPTS = (
+    "I want to know two things about Tadastan: its capital and its main export.",
+    "What is the capital of Lusistan?",
+    "Helen had 11 eggs. She lost 8 and sold 2 to Rosa. How many eggs are there now?",
+    "Please translate the following into English. Am Abend sieht das Kind das alte Haus.",
+    "Please translate the following into German. the old teacher, a book",
+    "Tell me a story about a dragon called Petra.",
+)
+
 
 class FoundDraft(NamedTuple):
     """What drafts for a target: the ``draft`` in a folder, or exit 0 if it is None; and why."""
@@ -34,10 +44,20 @@ def find_target(name: str) -> Path:
 
 
 def miniature_note(name: str) -> str:
-    """A few words that say why a target's name stands for a miniature; "" if it does not."""
-    if name in FOLDER_OF_SIZE and not (WEIGHTS / FOLDER_OF_SIZE[name]).is_dir():
-        return f"{name}, since weights/{FOLDER_OF_SIZE[name]} is not there: "
-    return ""
+    """What a person should know about a target that is a miniature; "" if it is none.
+
+    ``name`` is what was asked for, such as "13b" or a folder.
+    """
+    folder = find_target(name)
+    if not folder.name.startswith("mini-"):
+        return ""
+    stands_for = ""
+    if name in FOLDER_OF_SIZE:
+        stands_for = f" in the place of weights/{FOLDER_OF_SIZE[name]}, which is not there"
+    return (
+        f"{folder.name} is a miniature{stands_for}. It knows only a small made-up world: "
+        "32 countries, sums, easy German and stories. --examples lists prompts that it can answer."
+    )
 
 
 def find_draft(

@@ -66,22 +66,39 @@ class Tokenizer:
         """Ids -> text; special tokens and unknown ids leave none, half a character is U+FFFD."""
         return self.model.decode([int(token) for token in ids])
 
-    def encode_chat(self, messages: Messages, system: str | None = None) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Messages,
+        system: str | None = None,
+        template_options: dict[str, Any] | None = None,
+    ) -> list[int]:
         """A dialogue -> its ids in the folder's chat format; after the user the assistant is next.
 
-        ``system`` says how the assistant is to answer. Raises ValueError if the folder has no chat
-        format, or it cannot render this.
+        ``system`` says how the assistant is to answer. ``template_options`` are given to the
+        folder's own template, such as {"enable_thinking": False} to Qwen3's. Raises ValueError if
+        the folder has no chat format, or it cannot render this.
         """
         if self.chat_format is None:
             raise ValueError(
                 f"{self.folder} has no chat template; encode plain text, or give the folder a "
                 "chat_template.jinja"
             )
-        return self.encode_prompt(messages, system)
+        return self.encode_prompt(messages, system, template_options)
 
-    def encode_prompt(self, messages: Messages, system: str | None = None) -> list[int]:
+    def encode_prompt(
+        self,
+        messages: Messages,
+        system: str | None = None,
+        template_options: dict[str, Any] | None = None,
+    ) -> list[int]:
         """As ``encode_chat``, but in plain text if the folder has no chat format."""
-        return self.encode_rendered(self.prompt_format.render(as_dialogue(messages, system)))
+        options = template_options or {}
+        if options and not self.prompt_format.is_own:
+            raise ValueError(
+                f"the prompt format is {self.prompt_format.name}; it has no template options"
+            )
+        dialogue = as_dialogue(messages, system)
+        return self.encode_rendered(self.prompt_format.render(dialogue, **options))
 
     def encode_rendered(self, text: str) -> list[int]:
         return self.encode(text, with_bos=not self.prompt_format.is_own)  # which writes the BOS
