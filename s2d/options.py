@@ -115,7 +115,7 @@ class Options:
         decision: a model that estimates where drafting pays (mcsd/decision.py).
         datastore: n-grams that exit 0 knows besides those of the text (ngram/datastore.py).
         stop_at: where an answer ends besides EOS, such as ``StopStrings(tokenizer, ["User:"])``; or
-            an object of your own with ``begin`` and ``cut``.
+            an object of your own with ``begin`` and ``cut``, as it has.
     """
 
     method: str | None = None

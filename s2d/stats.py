@@ -107,5 +107,6 @@ class Generation:
 
     def text(self, tokenizer: Any) -> str:
         """The answer as text, by a ``Tokenizer``."""
-        text = tokenizer.decode(self.tokens)
-        return text if self.options.stop_at is None else self.options.stop_at.cut(text)
+        if self.options.stop_at is not None:
+            return self.options.stop_at.cut(self.tokens)
+        return tokenizer.decode(self.tokens)

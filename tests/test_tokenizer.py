@@ -43,7 +43,9 @@ def test_streaming_never_shows_half_a_character(tokenizer, trained, kind):
             for start in range(0, len(ids), group):
                 parts.append(stream.push(ids[start : start + group]))
                 assert "\ufffd" not in parts[-1]
-            assert "".join(parts) + stream.push([], last=True) == text
+            whole = "".join(parts) + stream.push([], last=True)
+            # As for transformers, a tokenizer.model's first space is the one that it would add.
+            assert whole == tokenizer.decode(ids) and whole.strip() == text.strip()
             assert len(ids) <= group or len([part for part in parts if part]) > 1  # it did stream
 
 
@@ -80,7 +82,7 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_string(any_kind):
     """And its text before it, also as a stream: wherever tokens and groups of them end."""
     tokenizer, _ = any_kind
     rng = random.Random(1)
-    some = [token for each in TEXTS for token in tokenizer.encode(each)]
+    some = [token for each in TEXTS for token in tokenizer.encode(each, with_bos=False)]
     inside = 0  # stop strings that begin and end inside of tokens
     for _ in range(200):
         ids = [rng.choice(some) for _ in range(rng.randrange(40))]
@@ -96,7 +98,7 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_string(any_kind):
         assert [is_last(token) for token in ids[:end]] == expected[1 : end + 1]
         whole = prefixes[end]
         shown = whole[: min((whole.find(each) for each in texts if each in whole), default=None)]
-        assert ending.cut(whole) == shown
+        assert ending.cut(ids[:end]) == shown
         inside += end > 0 and shown != prefixes[end - 1]
         stream = TextStream(tokenizer, texts)
         found = ""
@@ -130,8 +132,8 @@ def test_streaming_takes_a_time_that_is_linear_in_the_text(tokenizer):
 
 def test_streaming_shows_a_broken_end_at_last(tokenizer):
     stream = TextStream(tokenizer)
-    assert stream.push(tokenizer.encode("ok 🙂")[1:-1] + [99_999]) == ""  # no token has this id
-    assert stream.push([], last=True).rstrip("\ufffd") == "ok "
+    assert stream.push(tokenizer.encode("ok 🙂")[1:-1] + [99_999]) == "ok "  # no token has this id
+    assert set(stream.push([], last=True)) == {"\ufffd"}
 
 
 def test_ids_of_any_kind_are_decoded(tokenizer, trained):
@@ -144,10 +146,8 @@ def test_ids_of_any_kind_are_decoded(tokenizer, trained):
 
 def test_miniatures_have_the_ids_of_transformers(tokenizer):
     theirs = AutoTokenizer.from_pretrained(WEIGHTS / "mini-7b")
-    # transformers leaves out SentencePiece's space before a text's own.
-    plain = [text for text in TEXTS if not text.startswith(" ")]
-    more = ["a</s>b", VICUNA_SYSTEM + " USER: Was ist das? ASSISTANT:"]
-    assert_agree(tokenizer, theirs, plain + more)
+    more = ["a</s>b", " 23", "▁23", VICUNA_SYSTEM + " USER: Was ist das? ASSISTANT:"]
+    assert_agree(tokenizer, theirs, TEXTS + more)
     own = (WEIGHTS / "mini-7b/tokenizer.model").read_bytes()
     for name in ("mini-13b", "mini-70b", "mini-draft"):
         assert (WEIGHTS / name / "tokenizer.model").read_bytes() == own
@@ -161,7 +161,7 @@ def test_llama_2_on_spec_bench():
     ours = Tokenizer(LLAMAS_OWN.parent)
     # From a bare tokenizer.model transformers orders the merges by id; the published
     # tokenizer.json goes by score.
-    pieces = ours.model.pieces
+    pieces = ours.model.pieces  # with its scores
     vocab = {pieces.id_to_piece(i): i for i in range(pieces.vocab_size())}
     scores = {piece: pieces.get_score(i) for piece, i in vocab.items()}
     merges = generate_merges(vocab, scores)
@@ -220,11 +220,6 @@ FOLDERS = [
     ({"added_tokens_decoder": BY_ID, "legacy": True}, {}),
     ({"bos_token": added("<s>", __type="AddedToken")}, {}),
     ({}, {"added_tokens": IDS, "special_tokens_map": {"eos_token": {"content": "<|im_end|>"}}}),
-    ({"extra_special_tokens": {"image_token": "<|im_end|>"}}, {"added_tokens": IDS}),
-    # without an id, which the next free one becomes
-    ({"extra_special_tokens": NAMES[:2], "pad_token": "<mask>"}, {}),
-    ({}, {"special_tokens_map": {"pad_token": "<mask>", "eos_token": added("<|im_end|>")}}),
-    ({"eos_token": added("<|im_end|>", __type="AddedToken", lstrip=True)}, {}),
     # named, but not called special
     (
         {
@@ -236,17 +231,6 @@ FOLDERS = [
         },
         {},
     ),
-    (
-        {
-            "added_tokens_decoder": BY_ID
-            | {
-                str(IDS[NAMES[0]]): added(NAMES[0], rstrip=True),
-                str(IDS[NAMES[1]]): added(NAMES[1], lstrip=True),
-                str(IDS[NAMES[3]]): added(NAMES[3], single_word=True),
-            }
-        },
-        {},
-    ),
 ]
 
 
@@ -254,18 +238,13 @@ FOLDERS = [
 def test_added_tokens_of_a_tokenizer_model_equal_transformers(tmp_path, config, files):
     """Of tokens of which one begins the other the longest wins."""
     folder = sentencepiece_folder(tmp_path / "m", config, **files)
-    equals_transformers(folder, config.get("legacy"))
+    equals_transformers(folder)
 
 
-def equals_transformers(folder, legacy):
+def equals_transformers(folder):
     ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     assert ours.eos_id == theirs.eos_token_id
-    # transformers leaves out SentencePiece's space before a text's own, so it is given another.
-    known = theirs.get_added_vocab()
-    behind = "".join(f"|(?<={re.escape(name)})(?= )" for name in known) if legacy else ""
-    own_space = re.compile("^(?=[ ▁])" + behind)
-    texts = odd_texts([*NAMES, "<s>", "</s>", "<unk>"], without=["▁"] if legacy else ())
-    assert_agree(ours, theirs, texts, lambda text: own_space.sub(" ", text))
+    assert_agree(ours, theirs, odd_texts([*NAMES, "<s>", "</s>", "<unk>"]))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +252,6 @@ def equals_transformers(folder, legacy):
     [
         {"additional_special_tokens": [added("<|im_end|>", __type="AddedToken")]},
         {"additional_special_tokens": [{"content": "<|im_end|>"}]},
-        {"extra_special_tokens": {"end_of_turn": "<|im_end|>"}},
         {"extra_special_tokens": ["<|im_end|>"]},
     ],
 )
@@ -291,7 +269,7 @@ def test_tokens_that_transformers_added_and_saved(tmp_path):
     theirs.add_tokens(["<|im_start|>", "<mask>"])
     theirs.add_special_tokens({"extra_special_tokens": ["<|im_end|>", "<|im_end|>x"]})
     theirs.save_pretrained(folder)
-    equals_transformers(folder, None)
+    equals_transformers(folder)
     change_json(folder / "tokenizer_config.json", eos_token="<|im_end|>")
     assert Tokenizer(folder).eos_id == theirs.convert_tokens_to_ids("<|im_end|>")
 
@@ -309,7 +287,7 @@ def test_what_is_null_is_none(tmp_path, name):
 
 def test_tokens_that_a_tokenizer_json_lacks_are_added(tmp_path):
     """Those of tokenizer_config.json, and those that it or special_tokens_map.json names."""
-    new = {"600": added("<|new|>", rstrip=True), "601": added("<|plain|>", special=False)}
+    new = {"440": added("<|new|>", rstrip=True), "441": added("<|plain|>", special=False)}
     for config, names in (
         (dict(added_tokens_decoder=new), {}),
         (dict(extra_special_tokens=["<|new|>"]), {}),
@@ -333,7 +311,8 @@ def test_a_token_that_has_a_name_is_special(tmp_path, kind, name):
     else:
         sentencepiece_folder(tmp_path, {})
     config = {"tokenizer_class": "LlamaTokenizer", name: "<|new|>"}
-    config["added_tokens_decoder"] = {"1024": added("<|new|>", special=False)}
+    number = "440" if kind == "byte-level" else "1024"  # the next one
+    config["added_tokens_decoder"] = {number: added("<|new|>", special=False)}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     ours = Tokenizer(tmp_path)
     [found] = ours.encode("<|new|>", with_bos=False)
@@ -356,24 +335,6 @@ def test_llamas_class_says_where_spaces_are_put(published, name, prefix, legacy)
     ]
     assert_agree(ours, theirs, [text for text in texts if text[0] not in " ▁"])
     assert ours.eos_id == theirs.eos_token_id == 2
-
-
-@pytest.mark.parametrize("name", ["CodeLlamaTokenizer", "CodeLlamaTokenizerFast"])
-@pytest.mark.parametrize("form", ["model", "json", "both"])
-def test_code_llamas_class_has_rules_of_its_own(tmp_path, name, form):
-    save_published(tmp_path)
-    if form != "json":
-        shutil.copy(WEIGHTS / "mini-7b/tokenizer.model", tmp_path)
-    if form == "model":
-        (tmp_path / "tokenizer.json").unlink()
-    names = ["<s>", "</s>", "<unk>", "▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"]
-    texts = [*TEXTS, *odd_texts(names, without=["▁"], count=40)]
-    for changes in ({"legacy": True}, {"legacy": False}, {"add_prefix_space": False}):
-        config = {"tokenizer_class": name, "add_bos_token": True} | changes
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-        ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-        # transformers leaves out SentencePiece's space before a text's own.
-        assert_agree(ours, theirs, [text for text in texts if text[:1] not in " ▁"])
 
 
 @pytest.mark.parametrize("with_bos", [True, False])

@@ -6,13 +6,18 @@ A folder has SentencePiece's tokenizer.model or, for the package ``tokenizers``,
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .chat import ChatFormat, Message, as_dialogue, plain_format, read_chat_format
 from .files import read_json
-from .tokenizer_model import SentencePieceModel, has_pieces
+from .tokenizer_model import SentencePieceModel
+
+if TYPE_CHECKING:
+    from .tokenizer_json import JsonModel
 
 Messages = str | Iterable[str | Message]  # see ``as_dialogue``
+# Each character of a text, and whether it is shown: those of special tokens are not.
+Characters = list[tuple[str, bool]]
 
 
 class Tokenizer:
@@ -34,9 +39,12 @@ class Tokenizer:
         except Exception as error:
             reason = error if isinstance(error, ValueError) else f"it is damaged ({error})"
             raise ValueError(f"the tokenizer in {path} is not read: {reason}") from None
-        self.eos = self.model.names.get("eos_token", "")
-        self.eos_id = self.model.specials.get(self.eos)
         self.vocab_size = vocab_size
+        self.eos = self.model.names.get("eos_token", "")
+        self.eos_id = None
+        for number, text in self.model.special.items():
+            if text == self.eos:
+                self.eos_id = number
 
     @cached_property
     def chat_format(self) -> ChatFormat | None:
@@ -108,53 +116,53 @@ class Tokenizer:
 
         The prompt is what a model is given, and the answer what it has to write then, also if
         another token would stand for the end of the one and the beginning of the other together. A
-        prompt is only what follows the round before it, or whole if the template has written that
-        otherwise since. ValueError if an answer is not written whole right after its prompt, as by
-        templates that leave out what the assistant thought.
+        prompt is only what follows the round before it. It is whole if the template has written
+        that round otherwise since. Raises ValueError if an answer does not stand right after its
+        prompt, as by templates that leave out what the assistant thought.
         """
         dialogue = as_dialogue(messages)
-        done, last_id = "", None
+        if dialogue[0]["role"] == "assistant":
+            raise ValueError("the assistant speaks first; expected a message to answer")
+        done = None  # the text of the rounds so far
+        last_id = None
         for turn, message in enumerate(dialogue):
             if message["role"] != "assistant":
                 continue
-            if turn == 0:
-                raise ValueError("the assistant speaks first; expected a message to answer")
             asked = self.prompt_format.render(dialogue[:turn])
-            answered = self.prompt_format.render(dialogue[: turn + 1])
-            said = answered[len(asked) :]
-            whole = answered.startswith(asked) and message["content"].strip() in said
-            if not asked or not whole:
-                raise ValueError(
-                    "the chat template does not write an answer whole after its prompt"
-                )
-            if self.eos in said:
-                said = said[: said.index(self.eos) + len(self.eos)] if self.eos else said
-            goes_on = last_id is not None and asked.startswith(done)
-            rest = asked.removeprefix(done)
-            prompt = self.encode(rest, after=last_id) if goes_on else self.encode_rendered(asked)
-            answer = self.encode(said, after=prompt[-1])
+            answer_text = self.answer_after(asked, dialogue[: turn + 1])
+            if done is not None and asked.startswith(done):
+                prompt = self.encode(asked.removeprefix(done), after=last_id)
+            else:
+                prompt = self.encode_rendered(asked)
+            answer = self.encode(answer_text, after=prompt[-1])
             yield prompt, answer
-            done, last_id = asked + said, (answer or prompt)[-1]
+            done = asked + answer_text
+            last_id = (answer or prompt)[-1]
+
+    def answer_after(self, asked: str, dialogue: list[Message]) -> str:
+        """What a model has to write after the prompt ``asked``: the last message up to its EOS."""
+        answered = self.prompt_format.render(dialogue)
+        text = answered.removeprefix(asked)
+        is_whole = answered.startswith(asked) and dialogue[-1]["content"].strip() in text
+        if not asked or not is_whole:
+            raise ValueError("the chat template does not write an answer whole after its prompt")
+        said, end, _ = text.partition(self.eos) if self.eos else (text, "", "")
+        return said + end
 
 
-def read_model(folder: Path, config: dict[str, Any]) -> Any:
-    """What turns text into ids and back: a SentencePieceModel, or a JsonModel.
+def read_model(folder: Path, config: dict[str, Any]) -> "SentencePieceModel | JsonModel":
+    """What turns text into ids and back; ``config`` is what is in tokenizer_config.json.
 
-    A tokenizer.model next to a tokenizer.json says the same if the class is a Llama's, and then it
-    is read, so that the package ``tokenizers`` is not needed; but it may be another model's.
+    As in transformers, a tokenizer.json has the last word.
     """
-    content = read_json(folder / "tokenizer.json", missing={})
-    name = config.get("tokenizer_class")
-    is_llama = name in ("LlamaTokenizer", "LlamaTokenizerFast")
-    if not content and name is not None and not is_llama:
-        raise ValueError(
-            f"tokenizer_class {name!r} has rules of its own; only LlamaTokenizer is known"
-        )
-    if not content or (is_llama and has_pieces(folder, content["model"]["vocab"])):
-        return SentencePieceModel(folder, config, content)
-    from .tokenizer_json import JsonModel  # not every model needs the package
+    if (folder / "tokenizer.json").is_file():
+        from .tokenizer_json import JsonModel  # not every model needs the package
 
-    return JsonModel(folder, config, content)
+        return JsonModel(folder, config, read_json(folder / "tokenizer.json"))
+    name = config.get("tokenizer_class", "LlamaTokenizer")
+    if name not in (None, "LlamaTokenizer", "LlamaTokenizerFast"):
+        raise ValueError(f"tokenizer_class {name!r}, which has rules of its own, is not known")
+    return SentencePieceModel(folder, config)
 
 
 def check_text(text: str) -> str:
@@ -169,83 +177,108 @@ def check_text(text: str) -> str:
 
 
 class TextStream:
-    """Turns tokens that arrive in groups into text that can be printed at once.
+    """Turns tokens that arrive one after another into text that can be printed at once.
 
-    A group is decoded after the one before it, and not after all that came before: that is enough
-    to know whether the group begins with a space. With ``stop_at`` the text ends before the first
-    of these stop strings, see ``StopStrings``.
+    A token is decoded after the group of tokens before it, and not after all that came before: that
+    is enough to know whether it begins with a space. With ``stop_at`` the text ends before the
+    first of these stop strings, see ``StopStrings``.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop_at: Sequence[str] = ()) -> None:
         self.tokenizer = tokenizer
         self.stop_at = stop_at
-        self.held = ""  # certain text that is a stop string, or may become one, and what follows
-        self.before: list[int] = []  # ids whose text was returned: the last group that had any
+        # Certain text that is a stop string, or may become one, and what follows it.
+        self.held: Characters = []
+        self.before: list[int] = []  # ids whose text is certain: the last group that had any
         self.waiting: list[int] = []  # ids whose text is not certain yet
 
-    def push(self, ids: list[int], last: bool = False) -> str:
+    def push(self, ids: Iterable[int], last: bool = False) -> str:
         """Take new ids; return the text that has become certain, with ``last`` all of it."""
-        self.waiting += ids
-        text = self.decode_waiting()
-        # Half a character, or bytes that are decoded together with those that follow.
-        is_open = text.endswith("\ufffd") or self.tokenizer.model.is_open(self.waiting)
-        if last or not is_open:
-            self.held += text
-            # A group without text of its own cannot show where the next one begins.
-            if self.tokenizer.decode(self.waiting):
-                self.before = []
-            self.before += self.waiting
-            self.waiting = []
-        text = self.held
-        end = find_stop(text, self.stop_at, begun=not last)
-        self.held = text[end:]
-        return text[:end]
+        for token in ids:
+            self.waiting.append(token)
+            if not self.is_open():
+                self.take_waiting()
+        if last:
+            self.take_waiting()
+        end = find_stop(written(self.held), self.stop_at, begun=not last)
+        ready = self.held[:end]
+        self.held = self.held[end:]
+        return "".join(character for character, is_shown in ready if is_shown)
 
     def has_stopped(self) -> bool:
         """Whether there is a stop string in the text of the ids so far."""
-        text = self.held + self.decode_waiting()
+        text = written(self.held + self.decode_waiting())
         return find_stop(text, self.stop_at) < len(text)
 
-    def decode_waiting(self) -> str:
-        """The text of the ids whose text is not certain yet, as if they were the last."""
-        shown = self.tokenizer.decode(self.before)
-        return self.tokenizer.decode(self.before + self.waiting)[len(shown) :]
+    def is_open(self) -> bool:
+        """Whether the ids that wait end with half a character, or with bytes of a longer run."""
+        if self.tokenizer.model.is_open(self.waiting):
+            return True
+        text = [character for character, is_shown in self.decode_waiting() if is_shown]
+        return text[-1:] == ["\ufffd"]
+
+    def take_waiting(self) -> None:
+        """The ids that wait are no longer open: their text is certain."""
+        self.held += self.decode_waiting()
+        # Ids without a text cannot show where the next ones begin.
+        if self.tokenizer.decode(self.waiting):
+            self.before = []
+        self.before += self.waiting
+        self.waiting = []
+
+    def decode_waiting(self) -> Characters:
+        """The text of the ids that wait, as if they were the last; special tokens come behind."""
+        seen = self.tokenizer.decode(self.before)
+        text = self.tokenizer.decode(self.before + self.waiting)[len(seen) :]
+        characters = [(character, True) for character in text]
+        for token in self.waiting:
+            special = self.tokenizer.model.special.get(token, "")
+            characters += [(character, False) for character in special]
+        return characters
+
+
+def written(characters: Characters) -> str:
+    """The text with its special tokens, in which stop strings are looked for."""
+    return "".join(character for character, _ in characters)
 
 
 def find_stop(text: str, stop_at: Sequence[str], begun: bool = False) -> int:
-    """Where in ``text`` the first stop string is, or only its begin at the end; else the length.
+    """Where the first stop string is in ``text``; the length of the text if there is none.
 
-    >>> find_stop("one two th", ["three", "two"]), find_stop("one th", ["three"], begun=True)
-    (4, 4)
+    With ``begun``, a stop string of which only the first letters are there, at the end, counts.
+
+    >>> find_stop("one two th", ["three", "two"])
+    4
+    >>> find_stop("one th", ["three"], begun=True)
+    4
     """
-    ends = [text.find(stop) for stop in stop_at if stop in text]
-    longest = max(map(len, stop_at), default=0) if begun else 0
-    for start in range(max(0, len(text) - longest), len(text)):
-        ends += [start for stop in stop_at if stop.startswith(text[start:])]
-    return min(ends, default=len(text))
+    end = len(text)
+    for stop in stop_at:
+        if stop in text:
+            end = min(end, text.index(stop))
+        for start in range(max(0, len(text) - len(stop)), end if begun else 0):
+            if stop.startswith(text[start:]):
+                end = start
+                break
+    return end
 
 
 class StopStrings:
     """Texts at which answers end: see ``Options.stop_at``.
 
     An answer's tokens end with the one that completes a stop string, and its text ends before the
-    stop string, as in vLLM. Tokens are looked at one by one, so the draft makes no difference. A
-    special token, which leaves no text, is found by its id.
+    stop string, as in vLLM. Tokens are looked at one by one, so the draft makes no difference.
+    Special tokens are looked at as they are written, though an answer's text does not show them.
     """
 
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
-        """Raises ValueError if ``texts`` are no list of texts, or one of them cannot be found."""
+        """Raises ValueError if ``texts`` are no list of texts, or one of them is empty."""
         if isinstance(texts, str):
             raise ValueError(f"stop strings are a list of texts, not {texts!r}")
-        specials = tokenizer.model.specials
         self.tokenizer = tokenizer
-        self.texts = [check_text(text) for text in texts if text not in specials]
-        self.ids = {specials[text] for text in texts if text in specials}
-        for text in self.texts:
-            inside = [token for token in specials if token in text]
-            if not text or inside:
-                why = f"hold the special token {inside[0]!r} and other text" if text else "be empty"
-                raise ValueError(f"a stop string cannot {why}: {text!r}")
+        self.texts = [check_text(text) for text in texts]
+        if "" in self.texts:
+            raise ValueError("a stop string cannot be empty")
 
     def begin(self) -> Callable[[int], bool]:
         """What one answer asks about each of its tokens: whether it ends with it."""
@@ -253,10 +286,10 @@ class StopStrings:
 
         def is_last(token: int) -> bool:
             stream.push([token])
-            return token in self.ids or stream.has_stopped()
+            return stream.has_stopped()
 
         return is_last
 
-    def cut(self, text: str) -> str:
-        """The ``text`` of an answer, up to the first stop string."""
-        return text[: find_stop(text, self.texts)]
+    def cut(self, tokens: Sequence[int]) -> str:
+        """The text of an answer's ``tokens`` up to the first stop string."""
+        return TextStream(self.tokenizer, self.texts).push(tokens, last=True)

@@ -1,4 +1,4 @@
-"""tokenizer.json, by the package ``tokenizers``, as it is."""
+"""tokenizer.json, by the package ``tokenizers``."""
 
 import json
 import re
@@ -7,84 +7,127 @@ from typing import Any
 
 import tokenizers
 
-from .tokenizer_model import LLAMA_TOKENS, read_named, space_scheme
+from .special import LLAMA_TOKENS, read_tokens, space_scheme
 
-FLAGS = ("content", "special", "lstrip", "rstrip", "single_word", "normalized")
+SPACE = "▁"  # how SentencePiece writes it
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece that stands for one byte
+# What a tokenizer.json that puts a space before each part of a text has among its steps.
+SPACE_ALWAYS = '"Prepend"', '"always"', '"add_prefix_space": true'
+# Classes that take all that a tokenizer.json says.
+PLAIN_CLASSES = ("None", "PreTrainedTokenizer", "TokenizersBackend", "GPT2Tokenizer")
 QWENS_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-QWENS_SPLIT += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class JsonModel:
-    """Text <-> ids by the tokenizer.json in ``folder``; as SentencePieceModel."""
+    """Text <-> ids by the tokenizer.json in ``folder``; attributes as of SentencePieceModel."""
 
     def __init__(self, folder: Path, config: dict[str, Any], content: dict[str, Any]) -> None:
-        self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        """``config`` is what is in tokenizer_config.json, ``content`` that in tokenizer.json."""
+        steps = json.dumps([content.get("normalizer"), content.get("pre_tokenizer")])
+        name = str(config.get("tokenizer_class")).removesuffix("Fast")
+        settings = content
+        defaults = {}
+        if name == "LlamaTokenizer" and '"ByteLevel"' not in steps:
+            defaults = LLAMA_TOKENS
+            settings = content | llama_settings(content["model"], config)
+            steps = json.dumps(settings["pre_tokenizer"])
+        elif name == "Qwen2Tokenizer":
+            refuse_other_steps(config, steps)
+        elif name not in ("LlamaTokenizer", *PLAIN_CLASSES):
+            raise ValueError(f"tokenizer_class {name!r}, which has rules of its own, is not known")
+        self.tokenizer = tokenizers.Tokenizer.from_str(json.dumps(settings))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        known = self.tokenizer.get_added_tokens_decoder()
-        for number, token in (config.get("added_tokens_decoder") or {}).items():
-            said = {"special": False, "normalized": not token.get("special")} | token
-            own = known.get(int(number))
-            if own is None or any(getattr(own, name) != said.get(name, False) for name in FLAGS):
-                raise ValueError(f"tokenizer.json lacks {token} of tokenizer_config.json")
-        named = read_named(folder, config)
-        if str(config.get("tokenizer_class")).startswith("LlamaTokenizer"):
-            vocabulary = self.tokenizer.get_vocab()
-            there = {k: v for k, v in LLAMA_TOKENS.items() if v in vocabulary}
-            named = {name: {"content": text} for name, text in there.items()} | named
-        self.names = {name: token["content"] for name, token in named.items() if token["content"]}
-        self.space = refuse_other_class(config, content, self.names)
-        texts = {token.content for token in known.values()}
-        self.tokenizer.add_special_tokens([t for t in self.names.values() if t not in texts])
-        added = self.tokenizer.get_added_tokens_decoder().items()
-        special = {t.content for _, t in added if t.special} | {*self.names.values()}
-        self.specials = {
-            token.content: number for number, token in added if token.content in special
-        }
-        self.special_ids = set(self.specials.values())
+        vocabulary = self.tokenizer.get_vocab()
+        names, added = read_tokens(folder, config, content, vocabulary, defaults)
+        texts = {token["content"] for token in added.values()}
+        new = [token for _, token in sorted(added.items())]
+        new += [token for token in names.values() if token["content"] not in texts]
+        # All at once: the package forgets some of those that are added one after another.
+        self.tokenizer.add_tokens([tokenizers.AddedToken(**token) for token in new])
+        for number, token in added.items():
+            found = self.tokenizer.token_to_id(token["content"])
+            if found != number:
+                raise ValueError(f"the token {token['content']!r} has the ids {number} and {found}")
+        self.names = {name: token["content"] for name, token in names.items()}
+        self.special = {}
+        self.added = {}
+        for number, token in self.tokenizer.get_added_tokens_decoder().items():
+            self.added[number] = token.content
+            if token.special or token.content in self.names.values():
+                self.special[number] = token.content
+        self.space = "first" if '"first"' in steps else "never"
+        if any(word in steps for word in SPACE_ALWAYS):
+            self.space = "always"
 
     def encode(self, text: str, with_bos: bool, after: int | None) -> list[int]:
-        if after is not None and self.space != "never":
+        """The ids of a text, which goes on ``after`` an id unless that is None."""
+        if after is None or self.space == "never":
+            return self.tokenizer.encode(text, add_special_tokens=with_bos).ids
+        # Behind an added token there is no space, or the one that belongs there.
+        before = self.added.get(after)
+        if self.space == "first":
+            before = next(iter(self.special.values()), None)
+        ids = self.tokenizer.encode((before or "") + text, add_special_tokens=False).ids
+        if before is None or self.added.get(ids[0]) != before:
             raise ValueError(
-                "this tokenizer.json puts a space before each text; what goes on after a prompt "
-                "can be encoded if the folder has a tokenizer.model as well"
+                "this tokenizer.json puts a space before each part of a text, so that no text can "
+                "go on after another; a tokenizer.model alone can do that"
             )
-        return self.tokenizer.encode(text, add_special_tokens=with_bos).ids
+        return ids[1:]
 
     def decode(self, ids: list[int]) -> str:
-        # Not by the package, which forgets a special token that is "normalized".
-        return self.tokenizer.decode([token for token in ids if token not in self.special_ids])
+        # The package forgets a special token that is "normalized", so it is left out here.
+        return self.tokenizer.decode([number for number in ids if number not in self.special])
 
     def is_open(self, ids: list[int]) -> bool:
-        """Whether what follows may change their text: a run of bytes is decoded at once."""
-        pieces = [self.tokenizer.id_to_token(n) or "" for n in ids if n not in self.special_ids]
-        return re.fullmatch("<0x[0-9A-F]{2}>", "".join(pieces)[-6:]) is not None
+        """Whether what follows may change the text of ``ids``: a run of bytes is decoded at once.
+
+        If the run is no text, each of its bytes becomes U+FFFD.
+        """
+        for number in reversed(ids):
+            piece = self.tokenizer.id_to_token(number)
+            if piece is not None and number not in self.special:
+                return BYTE.fullmatch(piece) is not None
+        return False
 
 
-def refuse_other_class(
-    config: dict[str, Any], content: dict[str, Any], names: dict[str, str]
-) -> str:
-    """Where the file puts a space, as ``space_scheme``; ValueError if its class has other rules.
+def llama_settings(model: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """What transformers' LlamaTokenizer puts in the place of a tokenizer.json's own settings.
 
-    In transformers 5 the class of a Llama's or Qwen's tokenizer takes only the pieces from the
-    file. Such a folder is read if file and class say the same.
+    It takes the pieces from the file, and from tokenizer_config.json where a space is put.
     """
-    steps = json.dumps([content.get("normalizer"), content.get("pre_tokenizer")])
-    always = '"Prepend"' in steps or '"always"' in steps or '"add_prefix_space": true' in steps
-    space = "always" if always else "first" if '"first"' in steps else "never"
-    name = str(config.get("tokenizer_class")).removesuffix("Fast")
-    if name == "LlamaTokenizer":
-        fits = '"ByteLevel"' in steps or space == space_scheme(config)
-    elif name == "Qwen2Tokenizer":
-        fits = '"NFC"' in steps and json.dumps(QWENS_SPLIT) in steps and "eos_token" in names
-        fits = fits and not config.get("add_prefix_space")
-    else:
-        fits = name in ("None", "PreTrainedTokenizer", "TokenizersBackend", "GPT2Tokenizer")
-    if not fits:
+    scheme = space_scheme(config)
+    steps = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}]
+    steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
+    if scheme != "never":
+        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    bpe = {"fuse_unk": True, "byte_fallback": True, "unk_token": None, "dropout": None}
+    return {
+        "added_tokens": [],  # they are added again
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Metaspace",
+            "replacement": SPACE,
+            "prepend_scheme": scheme,
+            "split": False,
+        },
+        "decoder": {"type": "Sequence", "decoders": steps},
+        "model": model | bpe | {"ignore_merges": False},
+    }
+
+
+def refuse_other_steps(config: dict[str, Any], steps: str) -> None:
+    """Raise ValueError if Qwen's tokenizer class and tokenizer.json say different things.
+
+    In transformers 5 the class takes only the pieces from the file.
+    """
+    same = '"NFC"' in steps and json.dumps(QWENS_SPLIT) in steps
+    if not same or config.get("add_prefix_space") or config.get("eos_token") is None:
         raise ValueError(
-            f"the rules of tokenizer_class {config.get('tokenizer_class')!r} are not those of "
-            "tokenizer.json; if the file is right, write PreTrainedTokenizerFast there"
+            "the rules of tokenizer_class 'Qwen2Tokenizer' are not those of tokenizer.json; if "
+            "the file is right, write PreTrainedTokenizerFast there"
         )
-    return space

@@ -1,156 +1,117 @@
 """tokenizer.model: SentencePiece's pieces, and the special and added tokens between them."""
 
 import re
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 
-from .files import read_json
+from .special import FLAGS, LLAMA_TOKENS, complete, read_tokens, space_scheme
 
-# Appended to a tokenizer.model, these say whether a space is put before a text: in protobuf, the
-# last value of a setting, here normalizer_spec { add_dummy_prefix }, counts.
-WITH_PREFIX = b"\x1a\x02\x18\x01"
-NO_PREFIX = b"\x1a\x02\x18\x00"
+# Appended to a tokenizer.model, this changes its normalizer_spec, as in protobuf the last value of
+# a setting counts: an empty precompiled_charsmap, no add_dummy_prefix, no
+# remove_extra_whitespaces. transformers' LlamaTokenizer ignores all three, too.
+PIECES_ALONE = b"\x1a\x06\x12\x00\x18\x00\x20\x00"
 # What protobuf has behind the text of a user-defined symbol: a score and this type.
 USER_DEFINED = re.compile(rb"\x15.{4}\x18\x04[\n\x12]", re.DOTALL)
-LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 UNSUPPORTED = ("add_eos_token", "split_special_tokens", "sp_model_kwargs")
-Token = dict[str, Any]  # "content" and flags, as files write them
 
 
 class SentencePieceModel:
     """Text <-> ids by the tokenizer.model in ``folder``, as transformers' LlamaTokenizer has it.
 
-    ``config`` is tokenizer_config.json, ``content`` tokenizer.json, empty if there is none.
-    ``names`` are {"eos_token": text, ...}, ``specials`` {text: id} of what leaves no text.
+    ``names`` are {"eos_token": text, ...}, ``special`` {id: text} of what leaves no text.
     """
 
-    def __init__(self, folder: Path, config: dict[str, Any], content: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        """``config`` is what is in tokenizer_config.json. Raises ValueError."""
         for key in UNSUPPORTED:
             if config.get(key):
                 raise ValueError(f"{key} in tokenizer_config.json is not supported")
         proto = (folder / "tokenizer.model").read_bytes()
         if USER_DEFINED.search(proto):
             raise ValueError("tokenizer.model has user-defined symbols, which are not supported")
-        self.bare = make_processor(proto + NO_PREFIX)
-        self.size = self.bare.vocab_size()
-        scheme = space_scheme(config)
-        self.first = self.later = self.bare
-        if scheme == "first":
-            self.first = make_processor(proto + WITH_PREFIX)
-        elif scheme == "always":
-            self.first = self.later = make_processor(proto)
-        self.strips_space = scheme != "never"
-        tokens = self.read_added(folder, config, content)
-        known = {token["content"]: number for number, token in tokens.items()}
-        pieces = {self.bare.id_to_piece(number): number for number in range(self.size)}
-        named = read_named(folder, config)
-        for name, text in LLAMA_TOKENS.items():
-            if text in pieces or text in known:
-                named = {name: {"content": text}} | named
-        self.names = {name: token["content"] for name, token in named.items() if token["content"]}
-        for name, text in self.names.items():
-            if text not in known and text not in pieces:
-                raise ValueError(f"no file says the id of {name} {text!r}")
-            tokens.setdefault(known.get(text, pieces.get(text)), named[name])
-        self.added = {token["content"]: number for number, token in tokens.items()}
-        special = {token["content"] for token in tokens.values() if token.get("special")}
-        self.specials = {text: self.added[text] for text in (*special, *self.names.values())}
-        # What an added token leaves when ids are decoded.
-        self.text_of = {n: "" if text in self.specials else text for text, n in self.added.items()}
-        # Those that are not to be found in normalised text are found first, the longest before all.
-        groups: tuple[list[str], list[str]] = ([], [])
-        for token in (*tokens.values(), *named.values()):
-            for flag in ("lstrip", "rstrip", "single_word"):
-                if token.get(flag):
+        self.pieces = SentencePieceProcessor()
+        self.pieces.load_from_serialized_proto(proto + PIECES_ALONE)
+        self.scheme = space_scheme(config)
+        ids = {self.pieces.id_to_piece(number): number for number in range(len(self.pieces))}
+        names, described = read_tokens(folder, config, {}, ids, LLAMA_TOKENS)
+        added = {}
+        for text, number in ids.items():
+            if self.pieces.is_control(number):
+                added[number] = complete({"content": text, "special": True})
+        added |= described
+        ids |= {token["content"]: number for number, token in added.items()}
+        for name, token in names.items():
+            if token["content"] not in ids:
+                raise ValueError(f"no file says the id of {name} {token['content']!r}")
+            added.setdefault(ids[token["content"]], token)
+        for token in (*added.values(), *names.values()):
+            for flag in FLAGS:
+                if token[flag]:
                     raise ValueError(f"{flag} of the token {token['content']!r} is not supported")
-        for token in sorted(tokens.values(), key=lambda token: -len(token["content"])):
-            text = token["content"]
-            groups[bool(token.get("normalized", text not in self.specials))].append(re.escape(text))
-        self.splits = [re.compile(f"({'|'.join(group)})").split for group in groups if group]
-        self.bos_id = self.added.get(self.names.get("bos_token"))
-        self.add_bos = config.get("add_bos_token", True)
-        if content.get("post_processor"):  # which has the last word, whatever the config says
-            self.add_bos = "SpecialToken" in content["post_processor"].get("single", [{}])[0]
-
-    def read_added(
-        self, folder: Path, config: dict[str, Any], content: dict[str, Any]
-    ) -> dict[int, Token]:
-        """{id: token} of the model's own special tokens, and of those that files describe."""
-        control = filter(self.bare.is_control, range(self.size))
-        tokens = {n: {"content": self.bare.id_to_piece(n), "special": True} for n in control}
-        if config.get("added_tokens_decoder") is not None:
-            return tokens | {int(n): token for n, token in config["added_tokens_decoder"].items()}
-        for text, number in read_json(folder / "added_tokens.json", missing={}).items():
-            tokens[number] = {"content": text}
-        return tokens | {token["id"]: token for token in content.get("added_tokens", [])}
+        self.names = {name: token["content"] for name, token in names.items()}
+        self.added = {token["content"]: number for number, token in added.items()}
+        self.special = {}
+        self.text_of = {}  # what an added token leaves when it is decoded
+        for number, token in added.items():
+            self.text_of[number] = "" if token["special"] else token["content"]
+            if token["special"]:
+                self.special[number] = token["content"]
+        # Tokens that are not looked for in normalised text are found first.
+        plain = [token["content"] for token in added.values() if not token["normalized"]]
+        normalized = [token["content"] for token in added.values() if token["normalized"]]
+        self.patterns = [make_pattern(texts) for texts in (plain, normalized) if texts]
+        self.bos_id = None
+        if config.get("add_bos_token", True):
+            self.bos_id = self.added.get(self.names.get("bos_token"))
 
     def encode(self, text: str, with_bos: bool, after: int | None) -> list[int]:
-        first = self.first
-        if after is not None:
-            first = self.later if after in self.text_of else self.bare
-        parts = [text]  # texts and added tokens in turn
-        for split in self.splits:
-            halves = (split(part) if place % 2 == 0 else [part] for place, part in enumerate(parts))
-            parts = [part for half in halves for part in half]
+        """The ids of a text, which goes on ``after`` an id unless that is None."""
         ids: list[int] = []
-        for place, part in enumerate(parts):
-            if place % 2:
+        previous = after
+        for part in self.divide(text):
+            if part in self.added:
                 ids.append(self.added[part])
-            elif part:
-                ids += (self.later if ids else first).encode(part)
-        return [self.bos_id, *ids] if with_bos and self.add_bos and self.bos_id is not None else ids
+            else:
+                space = " " if self.needs_space(part, previous) else ""
+                ids += self.pieces.encode(space + part)
+            previous = ids[-1]
+        return [self.bos_id, *ids] if with_bos and self.bos_id is not None else ids
+
+    def divide(self, text: str) -> Iterator[str]:
+        """The added tokens in a text, and the texts between them."""
+        parts = [text]
+        for pattern in self.patterns:
+            divided = []
+            for part in parts:
+                divided += [part] if part in self.added else pattern.split(part)
+            parts = divided
+        return filter(None, parts)
+
+    def needs_space(self, part: str, previous: int | None) -> bool:
+        """Whether a space is put before a part of a text, which comes after the id ``previous``."""
+        if self.scheme == "never" or part.startswith((" ", "▁")):
+            return False
+        return previous is None or (self.scheme == "always" and previous in self.text_of)
 
     def decode(self, ids: list[int]) -> str:
         text = ""
-        for added, run in groupby(ids, self.text_of.__contains__):
-            known = [token for token in run if added or token < self.size]
-            text += "".join(map(self.text_of.get, known)) if added else self.bare.decode(known)
-        return text.removeprefix(" ") if self.strips_space else text
+        for is_added, run in groupby(ids, self.text_of.__contains__):
+            if is_added:
+                text += "".join(self.text_of[number] for number in run)
+            else:
+                text += self.pieces.decode([number for number in run if number < len(self.pieces)])
+        return text if self.scheme == "never" else text.removeprefix(" ")
 
     def is_open(self, ids: list[int]) -> bool:
+        """Whether what follows may change the text of ``ids``, but for half a character."""
         return False
 
 
-def make_processor(proto: bytes) -> SentencePieceProcessor:
-    processor = SentencePieceProcessor()
-    processor.load_from_serialized_proto(proto)
-    return processor
-
-
-def has_pieces(folder: Path, vocabulary: Any) -> bool:
-    """Whether ``folder`` has a tokenizer.model whose pieces are in the ``vocabulary``."""
-    try:
-        pieces = make_processor((folder / "tokenizer.model").read_bytes())
-    except (OSError, RuntimeError):  # there is none, or it is not SentencePiece's, as Llama 3's
-        return False
-    ids = range(pieces.vocab_size())
-    known = isinstance(vocabulary, dict)
-    return known and all(vocabulary.get(pieces.id_to_piece(number)) == number for number in ids)
-
-
-def read_named(folder: Path, config: dict[str, Any]) -> dict[str, Token]:
-    """{"eos_token": token, ...} that files name, all special; a token of None is none."""
-    said = config
-    if config.get("added_tokens_decoder") is None:
-        said = config | read_json(folder / "special_tokens_map.json", missing={})
-    extra = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
-    if isinstance(extra, dict):
-        raise ValueError(f"extra_special_tokens is {extra!r:.60}; only a list is supported")
-    named = {k: v for k, v in said.items() if k.endswith("_token") and not k.startswith("add_")}
-    named |= {f"extra token {place}": token for place, token in enumerate(extra)}
-    named = {k: v if isinstance(v, dict) else {"content": v} for k, v in named.items()}
-    # Whatever else such a key may have, as a number, names no token.
-    return {k: v for k, v in named.items() if isinstance(v.get("content", ...), str | None)}
-
-
-def space_scheme(config: dict[str, Any]) -> str:
-    """Where a Llama's tokenizer puts a space, by its tokenizer_config.json.
-
-    "first": before a text; "always": before each part between two added tokens as well; "never".
-    """
-    if config.get("add_prefix_space") is False:
-        return "never"
-    return "always" if config.get("legacy") else "first"
+def make_pattern(texts: list[str]) -> re.Pattern[str]:
+    """What finds any of ``texts`` in a text; if one begins another, the longest."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
