@@ -88,13 +88,17 @@ def render_template(
     folder: Path, source: str, tokens: dict[str, str], dialogue: list[Message], **options: Any
 ) -> str:
     """A folder's own template, in jinja; ``tokens`` are {"bos_token": text, ...}."""
-    given = options | {"messages": dialogue, "tools": None, "documents": None}
+    given = {"messages": dialogue, "tools": None, "documents": None}
     given["add_generation_prompt"] = dialogue[-1]["role"] != "assistant"
     try:
-        return compile_template(source).render(tokens | given)
+        template, names = compile_template(source)
+        unknown = [name for name in options if name in given or name not in names]
+        if not unknown:
+            return template.render(tokens | options | given)
     except Exception as error:  # a template is a program: anything can go wrong in it
         reason = str(error).replace("\n", " ")
         raise ValueError(f"the chat template of {folder} fails: {reason}") from None
+    raise ValueError(f"the chat template of {folder} has no option {unknown[0]!r}")
 
 
 def read_chat_format(
@@ -127,17 +131,24 @@ def read_chat_format(
 
 
 @cache
-def compile_template(source: str) -> Any:
-    """A template in jinja as transformers sets it up for chat templates."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # not every model needs the package
+def compile_template(source: str) -> tuple[Any, set[str]]:
+    """A template in jinja as transformers sets it up, and the names that it may be given."""
+    from jinja2.meta import find_undeclared_variables  # not every model needs the package
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-    return environment.from_string(source)
+    environment.globals["strftime_now"] = now
+    template = environment.from_string(source)
+    return template, find_undeclared_variables(environment.parse(source))
+
+
+def now(format: str) -> str:
+    """The date and time, with the name of the argument that templates rely on."""
+    return datetime.now().strftime(format)
 
 
 def refuse(message: str) -> NoReturn:

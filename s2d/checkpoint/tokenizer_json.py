@@ -46,7 +46,7 @@ class JsonModel:
         texts = {token["content"] for token in added.values()}
         new = [token for _, token in sorted(added.items())]
         new += [token for token in names.values() if token["content"] not in texts]
-        # All at once: the package forgets some of those that are added one after another.
+        # Also tokens that are there, of which other files may say more.
         self.tokenizer.add_tokens([tokenizers.AddedToken(**token) for token in new])
         for number, token in added.items():
             found = self.tokenizer.token_to_id(token["content"])
