@@ -1,6 +1,7 @@
 """What is written is whole or not there, and what exists is not replaced."""
 
 import os
+import resource
 import time
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from helpers import raises_line, run_and_kill
 from safetensors.torch import save_file
 
-from s2d.checkpoint.files import refuse_existing, staged
+from s2d.checkpoint.files import refuse_existing, refuse_other_than_file, staged
 
 
 def test_a_folder_appears_whole_and_is_never_replaced(tmp_path):
@@ -39,6 +40,66 @@ def test_a_file_is_replaced_in_one_piece(tmp_path):
         stage.write_text("3")
         raise RuntimeError("stopped")
     assert (tmp_path / "f").read_text() == "1" and os.listdir(tmp_path) == ["f"]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link to a fifo", "folder"])
+def test_what_is_no_regular_file_is_not_replaced(tmp_path, kind):
+    """As a device: whoever writes to /dev/null as root would remove it."""
+    place = tmp_path / "place"
+    if kind == "folder":
+        place.mkdir()
+    else:
+        os.mkfifo(tmp_path / "fifo")
+        place = tmp_path / "fifo"
+    if kind == "link to a fifo":
+        place = tmp_path / "link"
+        place.symlink_to(tmp_path / "fifo")
+    before = place.lstat()
+    message = "is no regular file, and is not replaced"
+    raises_line(refuse_other_than_file, ValueError, message, place)
+    with pytest.raises(ValueError, match=message), staged(place) as stage:
+        stage.write_text("x")
+    assert place.lstat() == before
+    assert refuse_other_than_file(tmp_path / "new") == tmp_path / "new"
+
+
+def test_what_is_written_has_the_permissions_of_a_new_file(tmp_path):
+    """And not those that safetensors gives."""
+    with staged(tmp_path / "m") as stage:
+        stage.mkdir()
+        save_file({"a": torch.ones(2)}, stage / "w.safetensors")
+    with staged(tmp_path / "w.safetensors") as stage:
+        save_file({"a": torch.ones(2)}, stage)
+    (tmp_path / "new").touch()
+    (tmp_path / "folder").mkdir()
+    for file in ("m/w.safetensors", "w.safetensors"):
+        assert (tmp_path / file).stat().st_mode == (tmp_path / "new").stat().st_mode
+    assert (tmp_path / "m").stat().st_mode == (tmp_path / "folder").stat().st_mode
+
+
+def write_pytorchs(path):
+    torch.save(torch.ones(9999), path)
+
+
+def write_safetensors(path):
+    save_file({"a": torch.ones(9999)}, path)
+
+
+def write_text(path):
+    path.write_text("x" * 9999)
+
+
+@pytest.mark.parametrize("write", [write_pytorchs, write_safetensors, write_text])
+def test_a_disk_that_takes_no_more_is_one_line(tmp_path, write):
+    """Here by the limit of a file's size (EFBIG), where nothing is left of the file."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))
+    try:
+        with pytest.raises(OSError) as caught, staged(tmp_path / "f") as stage:
+            write(stage)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(caught.value) and os.listdir(tmp_path) == []
 
 
 def write_slowly(folder):

@@ -8,10 +8,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from safetensors import SafetensorError
+
+# How PyTorch says that it could not write a file, as on a full disk.
+DISK = "PytorchStreamWriter failed", "iostream error", "unexpected pos"
+
 
 def read_text(path: Path) -> str:
     """The text of a file in UTF-8, with or without a byte order mark."""
-    return Path(path).read_text(encoding="utf-8-sig")
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not in UTF-8 ({error})") from None
 
 
 def read_json(path: Path, missing: Any = None) -> Any:
@@ -20,7 +28,7 @@ def read_json(path: Path, missing: Any = None) -> Any:
         return missing
     try:
         return dict(json.loads(read_text(path)))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} holds no JSON object ({error})") from None
 
 
@@ -31,11 +39,37 @@ def refuse_existing(path: Path | str) -> Path:
     return Path(path)
 
 
+def refuse_other_than_file(path: Path | str) -> Path:
+    """``path``, an output that is not there yet, or a file, which is to be replaced."""
+    path = Path(path)
+    if os.path.lexists(path) and not path.is_file():  # a folder, or a device such as /dev/null
+        raise ValueError(f"{path} is no regular file, and is not replaced; name another")
+    return path
+
+
 @contextmanager
 def staged(path: Path | str) -> Iterator[Path]:
-    """The name of a file, or of a folder to make, which is then renamed to ``path``."""
-    path = Path(path)
+    """The name of a file, or of a folder to make, which is then renamed to ``path``.
+
+    A file there is replaced. Raises OSError if the disk is full, or ValueError if what is there is
+    no file.
+    """
+    path = refuse_other_than_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        yield Path(folder, path.name)
-        os.replace(Path(folder, path.name), path)
+        stage = Path(folder, "new", path.name)
+        stage.parent.mkdir()
+        try:
+            yield stage
+        except (SafetensorError, RuntimeError) as error:
+            first = str(error).partition("\n")[0]
+            if isinstance(error, SafetensorError) or any(words in first for words in DISK):
+                raise OSError(f"{path} cannot be written: {first}") from None
+            raise
+        # safetensors lets only the owner read its files. These get what a new file has.
+        Path(folder, "plain").touch()
+        mode = Path(folder, "plain").stat().st_mode
+        for file in (stage, *stage.rglob("*")):
+            if file.is_file():
+                file.chmod(mode)
+        os.replace(stage, path)

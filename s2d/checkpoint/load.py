@@ -18,13 +18,21 @@ from torch.overrides import TorchFunctionMode
 from ..model import Drafting, Llama
 from .config import config_to_dict, read_config
 from .files import read_json, refuse_existing, staged
+from .names import find_target
 from .notices import progress, tell
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 # What a model is spoken to with, and where its answers end: copied with its weights.
-COMPANIONS = "tokenizer.model tokenizer.json tokenizer_config.json special_tokens_map.json".split()
-COMPANIONS += "added_tokens.json chat_template.jinja generation_config.json".split()
+COMPANIONS = (
+    "tokenizer.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 # The name and shape of a tensor -> the slices of it to load.
 Share = Callable[[str, tuple[int, ...]], slice | tuple[slice, ...]]
 
@@ -40,6 +48,7 @@ def load_model(
     """Load a Llama from the folder ``path``, tensor by tensor straight onto ``device``.
 
     Args:
+        path: a folder, or a name that ``find_target`` knows, such as "13b".
         device: see ``check_device``.
         dtype: see ``choose_dtype``.
         share: name and shape of a tensor -> the slices of it to load (tensor_parallel.py).
@@ -50,63 +59,84 @@ def load_model(
     Tensors that no layer needs are left out, and said on stderr. Raises FileNotFoundError, or
     ValueError for what is not a Llama this project can run.
     """
-    path = Path(path)
+    path = find_target(path)
     device = check_device(device)
     config = read_config(path)
     dtype = choose_dtype(dtype, device, path)
-    parts = [f"model.layers.{layer}." for layer in range(config.num_hidden_layers)]
-    layers = len(parts) if layers is None else layers
-    if not 0 < layers <= len(parts):
-        raise ValueError(f"{path} has {len(parts)} layers, not {layers}")
+    stored = config.num_hidden_layers
+    layers = stored if layers is None else layers
+    if not isinstance(layers, int) or not 0 < layers <= stored:
+        raise ValueError(f"{path} has {stored} layers, not {layers}")
     drafting = config.drafting and cut_drafting(config.drafting, layers)
     config = replace(config, num_hidden_layers=layers, drafting=drafting)
     model = empty_model(config)
-    tied = config.tie_word_embeddings
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     shapes[HEAD] = shapes[EMBEDDING]  # which a tied model may have, too
-    missing = set(shapes) - ({HEAD} if tied else set())
-    not_read = tuple(parts[layers:])
-    # A tensor in one of these parts that the model lacks, as a bias, would change what it computes.
-    read = (*parts[:layers], "model.embed_tokens.", "model.norm.", "lm_head.")
+    not_read = tuple(f"model.layers.{layer}." for layer in range(layers, stored))
+    missing = set(shapes)
     left_out = []
-    stored = read_tensors(path, not_read)
-    for file, name, tensor in progress(stored, f"reading {path}: tensors", len(shapes)):
-        if name in shapes:
-            if tuple(tensor.shape) != shapes[name] or tensor.dtype not in DTYPES.values():
-                found = f"{tuple(tensor.shape)} in {tensor.dtype}; expected {shapes[name]}"
-                raise ValueError(f"{file}: {name} is {found}, not quantised")
-            if share is not None:
-                tensor = tensor[share(name, shapes[name])].contiguous()
-            tensor = tensor.to(device, dtype, copy=True)  # so that the file is not needed any more
-            module, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(module), leaf, nn.Parameter(tensor, requires_grad=False))
-            missing.discard(name)
-        elif ".rotary_emb." in name:  # a table in an old checkpoint, which is computed here
-            continue
-        elif name.startswith(read):
-            raise ValueError(f"{file} has the tensor {name!r}, which no such model has")
-        else:
+    tensors = read_tensors(path, not_read)
+    for file, name, tensor in progress(tensors, f"reading {path}: tensors", len(shapes)):
+        if name not in shapes:
+            refuse_if_needed(file, name, layers)
             left_out.append(name)
+            continue
+        if tuple(tensor.shape) != shapes[name] or tensor.dtype not in DTYPES.values():
+            found = f"{tuple(tensor.shape)} in {tensor.dtype}; expected {shapes[name]}"
+            raise ValueError(f"{file}: {name} is {found}, not quantised")
+        if share is not None:
+            tensor = tensor[share(name, shapes[name])].contiguous()
+        tensor = tensor.to(device, dtype, copy=True)  # so that the file is not needed any more
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, nn.Parameter(tensor, requires_grad=False))
+        missing.remove(name)
+    if config.tie_word_embeddings:
+        tie_head(model, path)
+        missing.discard(HEAD)
     if missing:
         raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")
-    if tied:
-        head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
-        if not head.is_meta and share is None and not torch.equal(head, embedding):
-            raise ValueError(
-                f"{path}: config.json ties the LM head to the embedding, but they differ; if both "
-                "are meant, write tie_word_embeddings false there"
-            )
-        if head.is_meta or share is None:
-            model.lm_head.weight = embedding
-    if left_out:
-        some = ", ".join(sorted(left_out)[:2]) + (", ..." if len(left_out) > 2 else "")
-        tell(f"{path}: config.json does not ask for all tensors; left out {len(left_out)}: {some}")
+    tell_left_out(path, left_out)
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
     if quick and device.type == "cpu":
         from ..speed.layout import quicken
 
         quicken(model)
     return model
+
+
+def refuse_if_needed(file: Path, name: str, layers: int) -> None:
+    """Raise ValueError for a tensor that the model lacks, and that would change what it computes.
+
+    This is one of its parts, such as a bias; ``layers`` is how many it has.
+    """
+    parts = ["model.embed_tokens.", "model.norm.", "lm_head."]
+    parts += [f"model.layers.{layer}." for layer in range(layers)]
+    is_table = ".rotary_emb." in name  # in an old checkpoint; it is computed here
+    if name.startswith(tuple(parts)) and not is_table:
+        raise ValueError(f"{file} has the tensor {name!r}, which no such model has")
+
+
+def tie_head(model: Llama, path: Path) -> None:
+    """Give a tied ``model`` one tensor as its embedding and its LM head.
+
+    Raises ValueError if the folder ``path`` has two, and they differ.
+    """
+    head = model.lm_head.weight
+    embedding = model.model.embed_tokens.weight
+    if not (head.is_meta or embedding.is_meta or torch.equal(head, embedding)):
+        raise ValueError(
+            f"{path}: config.json ties the LM head to the embedding, but they differ; if both are "
+            "meant, write tie_word_embeddings false there"
+        )
+    model.lm_head.weight = embedding
+
+
+def tell_left_out(path: Path, names: list[str]) -> None:
+    """Say which tensors of the folder ``path`` the model does not have."""
+    names = sorted(name for name in names if ".rotary_emb." not in name)
+    if names:
+        some = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
+        tell(f"{path}: config.json does not ask for all tensors; left out {len(names)}: {some}")
 
 
 def cut_drafting(drafting: Drafting, layers: int) -> Drafting:
@@ -142,25 +172,33 @@ def read_file(file: Path) -> Iterator[tuple[str, Tensor]]:
     if file.suffix == ".bin":
         # PyTorch's format from before version 1.6 is no zip file, and cannot be mapped.
         state = torch.load(file, "cpu", weights_only=True, mmap=is_zipfile(file))
-        yield from ((name, tensor.detach()) for name, tensor in state.items())
+        for name, tensor in state.items():
+            yield name, tensor.detach()
     else:
         with safe_open(file, framework="pt") as opened:
-            yield from ((name, opened.get_tensor(name)) for name in opened.keys())
+            for name in opened.keys():
+                yield name, opened.get_tensor(name)
 
 
 def find_files(folder: Path, not_read: tuple[str, ...]) -> list[Path]:
     """The files with the weights of ``folder``, of the first kind that is there."""
     for name in ("model.safetensors", "pytorch_model.bin"):
-        index = folder / f"{name}.index.json"
         if (folder / name).is_file():
             return [folder / name]
+        index = folder / f"{name}.index.json"
         if index.is_file():
-            files = read_json(index).get("weight_map")
-            if not isinstance(files, dict) or not all(isinstance(f, str) for f in files.values()):
-                raise ValueError(f"{index} has no weight_map from names of tensors to files")
-            needed = {file for tensor, file in files.items() if not tensor.startswith(not_read)}
-            return [folder / file for file in sorted(needed)]
+            return files_of_index(index, not_read)
     raise FileNotFoundError(f"{folder} has no model.safetensors and no pytorch_model.bin")
+
+
+def files_of_index(index: Path, not_read: tuple[str, ...]) -> list[Path]:
+    """The shards that an ``index`` names for other tensors than those that are not read."""
+    file_of = read_json(index).get("weight_map")
+    is_whole = isinstance(file_of, dict)
+    if not is_whole or not all(isinstance(file, str) for file in file_of.values()):
+        raise ValueError(f"{index} has no weight_map from names of tensors to files")
+    needed = {file for tensor, file in file_of.items() if not tensor.startswith(not_read)}
+    return [index.with_name(file) for file in sorted(needed)]
 
 
 class Uninitialised(TorchFunctionMode):
@@ -236,14 +274,16 @@ def check_device(device: torch.device | str) -> torch.device:
 
 def choose_dtype(dtype: torch.dtype | str, device: torch.device, path: Path | str) -> torch.dtype:
     """A dtype, its name, or "auto": config.json's in ``path``, float32 if that is not fast."""
-    if isinstance(dtype, torch.dtype):
+    if dtype in DTYPES.values():
         return dtype
-    raw = read_json(Path(path, "config.json"))
-    own = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    name = str(own if dtype == "auto" else dtype)
+    name = str(dtype)
+    if name == "auto":
+        raw = read_json(Path(path, "config.json"))
+        name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
     if name not in DTYPES:
         raise ValueError(f"unknown dtype {name!r}; expected auto or one of {', '.join(DTYPES)}")
-    return torch.float32 if dtype == "auto" and not is_fast(DTYPES[name], device) else DTYPES[name]
+    found = DTYPES[name]
+    return torch.float32 if dtype == "auto" and not is_fast(found, device) else found
 
 
 def is_fast(dtype: torch.dtype, device: torch.device) -> bool:

@@ -1,5 +1,6 @@
 """Models by name: where the folder of a target is, and what is next to it that drafts for it."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from .vocabulary import same_vocabulary
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "weights"
 FOLDER_OF_SIZE = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
+HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 
 # What each of the miniatures that are shipped can answer.
 MINIATURE_PROMPTS = (
@@ -32,15 +34,31 @@ class FoundDraft(NamedTuple):
     words: str
 
 
-def find_target(name: str) -> Path:
-    """The folder of a target: by its path, its name in weights/, or as 7b, 13b or 70b."""
-    size = (
-        [WEIGHTS / FOLDER_OF_SIZE[name], WEIGHTS / f"mini-{name}"] if name in FOLDER_OF_SIZE else []
-    )
-    for folder in (*size, Path(name), WEIGHTS / name):
+def find_target(name: Path | str) -> Path:
+    """The folder of a model: a path, a name in weights/, or 7b, 13b or 70b.
+
+    These three stand for the models of FOLDER_OF_SIZE or, if they are not here, for miniatures.
+    Raises FileNotFoundError with what can be done about it.
+    """
+    name = str(name)
+    places = [Path(name), WEIGHTS / name]
+    if name in FOLDER_OF_SIZE:
+        places = [WEIGHTS / FOLDER_OF_SIZE[name], WEIGHTS / f"mini-{name}"]
+    for folder in places:
         if folder.is_dir():
             return folder
-    raise FileNotFoundError(f"no model folder at {name}; the names are 7b, 13b, 70b")
+    owner, _, model = name.partition("/")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(owner).is_dir():
+        hub_id, place = name, f"weights/{model.lower()}"
+    elif name in HUB_IDS:
+        hub_id, place = HUB_IDS[name], f"weights/{name}"
+    else:
+        names = ", ".join((*FOLDER_OF_SIZE, *HUB_IDS))
+        raise FileNotFoundError(f"no model folder at {name}; the names are {names}")
+    raise FileNotFoundError(
+        f"no model folder at {name}; from the Hugging Face hub: "
+        f"hf download {hub_id} --local-dir {place}"
+    )
 
 
 def miniature_note(name: str) -> str:
