@@ -309,9 +309,12 @@ def test_what_transformers_adds_to_jinja(trained):
         assert ours.chat_format.render(messages(SAID[:3])) == expected
 
 
-QWEN3 = CHATML.replace("assistant\n{% endif %}", """assistant
+QWEN3 = CHATML.replace(
+    "assistant\n{% endif %}",
+    """assistant
 {% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}
-{%- endif %}""")
+{%- endif %}""",
+)
 
 
 def test_a_template_is_given_options(trained, tmp_path):

@@ -10,8 +10,10 @@ from safetensors.torch import load_file, save_file
 from vocabularies import added, save_trained, sentencepiece_folder
 
 from s2d import StopStrings, Tokenizer, find_draft, load_model, model
-from s2d.checkpoint import save_model
+from s2d.checkpoint import names, save_model
 from s2d.checkpoint.config import config_from_dict
+from s2d.checkpoint.names import MINIATURE_PROMPTS, find_target, miniature_note
+from s2d.checkpoint.pair import choose_pair, load_pair
 from s2d.checkpoint.tokenizer import TextStream
 from s2d.model import rope_table
 
@@ -70,6 +72,45 @@ def test_the_table_of_the_rotary_embedding_grows(monkeypatch):
     assert 40 <= len(grown.rope_cos) < 128 and grown.rope_cos.dtype == torch.float64
     assert grown.rope_cos[39].equal(rope_table(grown.config, 40)[0][39].double())
     grown.requires_grad_()(torch.arange(40)[None]).sum().backward()
+
+
+def test_names_are_known_to_load_model_and_load_pair(monkeypatch):
+    """And what is not here is answered with what would get it."""
+    assert len(load_model("7b").model.layers) == 10
+    pair = load_pair("70b", WEIGHTS / "mini-draft")
+    assert pair.folder == WEIGHTS / "mini-70b"
+    hub = "from the Hugging Face hub: hf download"
+    for name, command in (
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B --local-dir weights/qwen3-0.6b"),
+        ("smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct --local-dir weights/smollm2-135m"),
+    ):
+        monkeypatch.setattr(names, "WEIGHTS", WEIGHTS / "nowhere")
+        message = f"no model folder at {name}; {hub} {command}$"
+        for load in (load_model, load_pair, find_target):
+            raises_line(load, FileNotFoundError, message, name)
+    for name in ("7b", "weights/nowhere", "/a/b/c"):
+        message = f"no model folder at {name}; the names are 7b, 13b, 70b, smollm2-135m$"
+        raises_line(load_model, FileNotFoundError, message, name)
+
+
+def test_what_a_miniature_knows_is_said():
+    assert "made-up world" in miniature_note("7b") and "vicuna-7b" in miniature_note("7b")
+    assert miniature_note("weights/mini-7b").startswith("mini-7b is a miniature. ")
+    assert len(MINIATURE_PROMPTS) == 6
+
+
+def test_a_draft_with_another_tokenizer_is_told(tmp_path, capsys):
+    """Which has as many tokens; one without a tokenizer is nobody's fault."""
+    save_model(random_llama(0, vocab_size=1024).float(), tmp_path / "draft", dtype=torch.float32)
+    choose_pair("7b", tmp_path / "draft")
+    choose_pair("7b", WEIGHTS / "mini-draft")
+    assert not capsys.readouterr().err
+    save_trained(tmp_path / "draft")
+    choose_pair("7b", tmp_path / "draft")
+    told = f"{tmp_path / 'draft'} has another tokenizer than {WEIGHTS / 'mini-7b'}: "
+    assert capsys.readouterr().err.startswith(told)
+    change_json(tmp_path / "draft/config.json", vocab_size=1200)
+    raises_line(choose_pair, ValueError, "not have 1200 and 1024", "7b", tmp_path / "draft")
 
 
 STOPS = ["<|im_end|>", "<|im_end|>\n", "i<|im_end|>", "m_end|>\n", "i<|im"]

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..model import LlamaConfig
 from ..options import default_drafting
 from .config import read_config
 from .notices import tell
-from .vocabulary import same_vocabulary
+from .vocabulary import refuse_other_size
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "weights"
 FOLDER_OF_SIZE = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
@@ -104,7 +103,7 @@ def find_draft(
         words = f"found by its family's name: {draft}"
         if exits is not None:
             read_config(draft)  # it has to be there
-        elif find_family_draft(target, read_config(target)) is None:
+        elif find_family_draft(target) is None:
             return FoundDraft(None, None, f"{table}, as there is no {draft} that fits")
     return FoundDraft(draft, datastore, f"{words}; and {table}" if table_asked else words)
 
@@ -140,20 +139,18 @@ def draft_path(target: Path | str) -> Path:
     return target.with_name(f"{family}-draft")
 
 
-def find_family_draft(target: Path | str, config: LlamaConfig) -> Path | None:
+def find_family_draft(target: Path | str) -> Path | None:
     """The folder of the draft of the target's family; None if there is none.
 
-    ``config`` is the target's. One that does not fit counts as none, which is said on stderr.
+    One whose config.json cannot be read, or that has a vocabulary of another size, counts as none,
+    which is said on stderr.
     """
     draft = draft_path(target)
     if not draft.is_dir():
         return None
     try:
-        own = read_config(draft)
-        if not same_vocabulary(own, config.vocab_size):
-            sizes = f"{own.vocab_size} tokens, the target {config.vocab_size}"
-            raise ValueError(f"{draft} has a vocabulary of {sizes}")
+        refuse_other_size(read_config(draft), read_config(target).vocab_size)
     except (ValueError, OSError) as error:
-        tell(f"the draft next to the target is not used: {error}")
+        tell(f"{draft}, the draft next to the target, is not used: {error}")
         return None
     return draft

@@ -12,7 +12,7 @@ from .config import read_config
 from .load import load_model
 from .names import FoundDraft, find_draft, find_target, is_same_folder
 from .tokenizer import Tokenizer
-from .vocabulary import fit_vocabulary
+from .vocabulary import fit_vocabulary, refuse_other_size, tell_other_tokenizer
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,20 @@ def choose_pair(
         from ..mcsd.decision import load_decision
 
         options = replace(options, decision=load_decision(options.decision))
+    tokenizer = Tokenizer(folder, config.vocab_size)
     draft_config = None
     layers = 0
     if found.draft is not None:
         draft_config = read_config(found.draft)
         layers = draft_config.num_hidden_layers
+        refuse_other_size(draft_config, config.vocab_size)
+        if not is_same_folder(found.draft, folder):
+            tell_other_tokenizer(found.draft, tokenizer)
     options = options.filled(draft_config)
     for each in options.exits:
         if isinstance(each, int) and not 0 <= each <= layers:
             raise ValueError(f"exits of {layers} draft layers, got {each}")
-    return Choice(folder, found, options, Tokenizer(folder, config.vocab_size))
+    return Choice(folder, found, options, tokenizer)
 
 
 def load_chosen(
