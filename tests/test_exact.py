@@ -362,7 +362,7 @@ def test_every_method_ends_at_the_same_stop_string(temperature, mini, tokenizer)
     assert found.tokens == whole.tokens[:count] and found.ended == "stop_at"
     assert stop_at.texts[1] in tokenizer.decode(found.tokens)
     assert stop_at.texts[1] not in tokenizer.decode(found.tokens[:-1])
-    assert found.text(tokenizer) == stop_at.cut(text) == text[: text.find(stop_at.texts[1])]
+    assert found.text(tokenizer) == stop_at.cut(found.tokens) == text[: text.find(stop_at.texts[1])]
     steps = generate(target, prompt, draft, **law | dict(stop_at=None)).stats.accept_lengths
     assert count not in accumulate(steps)
     for options in (
