@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import Any
 
+__version__ = "0.1.0"
 # {a public name: the module that has it}
 PUBLIC = {
     "GrowingShape": "tree",

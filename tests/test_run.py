@@ -1,5 +1,6 @@
 """run.py as a user runs it: its output, --json, and one line with exit code 2 per mistake."""
 
+import importlib.util
 import io
 import json
 import os
@@ -19,10 +20,12 @@ from helpers import ROOT, WEIGHTS, change_json, program, random_llama, refuses
 from vocabularies import PROMPT, messages, save_trained, with_config
 
 import run
+import s2d
 from s2d import Tokenizer
 from s2d.bench import __main__ as bench
-from s2d.checkpoint import names, save_model
+from s2d.checkpoint import DTYPES, names, save_model
 from s2d.checkpoint.config import read_config
+from s2d.checkpoint.tokenizer import TextStream
 from s2d.cli.colors import COLORS
 from s2d.cli.program import run_program
 from s2d.cli.terminal import Streamed
@@ -34,8 +37,9 @@ from s2d.speed import batch
 from s2d.speed.batch import decode_many
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
+EXAMPLE_PROMPT = names.MINIATURE_PROMPTS[0]
 QUESTION, EXAMPLE_QUESTION = "What is 3 + 4?", "What is the capital of Tadastan?"
-NOTICES = r"(\w+, since .*: )?loading target |prompt format: |target on |timing the |Ctrl-C "
+NOTICES = r"mini-\w+ is a miniature|loading target |prompt format: |target on |timing the |Ctrl-C "
 
 
 def run_json(capsys, *arguments):
@@ -44,22 +48,21 @@ def run_json(capsys, *arguments):
 
 
 def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatch, capsys):
-    """From any directory: a correct answer, the report, the comparison with the target alone."""
+    """From any directory: stdout has the answer alone, and stderr the report and a comparison."""
     monkeypatch.chdir(tmp_path)
     assert program(run.main, "--target", "13b") == 0
     out, error = capsys.readouterr()
-    first, second, third, last = error.splitlines()
-    why = "13b, since weights/vicuna-13b is not there: "
-    assert re.fullmatch(rf"{why}loading target .*/mini-13b, draft .*/mini-draft", first)
-    assert second == "prompt format: Vicuna's format (by the folder's name)"
-    assert third.startswith("target on ") and "6.1 M parameters" in third
-    assert last.startswith("timing the target")
-    text, _, block = out.partition("\n\n")
-    assert text == EXAMPLE_ANSWER
-    assert [line.split()[0] for line in block.splitlines()[-2:]] == ["method", "speed"]
-    speed = r"\d+\.\d\d times as fast as the target alone"
+    assert out == EXAMPLE_ANSWER + "\n"
+    notices, _, block = error.partition("\n\n")
+    note, loading, form, placed = notices.splitlines()
+    assert note.startswith("mini-13b is a miniature in the place of weights/vicuna-13b")
+    assert re.fullmatch(r"loading target .*/mini-13b, draft .*/mini-draft", loading)
+    assert form == "prompt format: Vicuna's format (by the folder's name)"
+    assert placed.startswith("target on ") and "6.1 M parameters" in placed
+    lines = block.splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == ["method", "timing", "speed"]
     turns = r"\(median of 5 runs of up to \d+ tokens\)"
-    assert re.search(rf"^speed +{speed} {turns}$", block, re.M)
+    assert re.fullmatch(rf"speed +\d+\.\d\d times as fast as the target alone {turns}", lines[-1])
 
 
 def test_stdin_and_json(capsys, monkeypatch):
@@ -69,9 +72,9 @@ def test_stdin_and_json(capsys, monkeypatch):
     tokenizer, stats = Tokenizer(WEIGHTS / "mini-7b"), answer["stats"]
     for name, folder in (("model", "mini-7b"), ("draft", "mini-draft")):
         assert Path(answer[name]).samefile(WEIGHTS / folder)
-    used = {"exits": [2, 3], "thresholds": [0.6, 0.0], "shape": {"widths": [1] * 12}}
+    used = {"exits": [2, 3], "thresholds": [0.6, 0.0], "tree": {"widths": [1] * 12}}
     used |= {"temperature": 0.0, "stop": 0.35, "max_new_tokens": 20, "system": None}
-    assert (answer["method"], answer["seed"]) == ("s2d", 0)
+    used |= {"method": "s2d", "seed": 0, "decision": None, "init": "draft"}
     used |= {"rule": "noise", "datastore": None, "device": "cpu"}
     assert answer["options"] | used == answer["options"]
     assert answer["text"] == tokenizer.decode(answer["tokens"])
@@ -87,7 +90,7 @@ def test_options_reach_the_decoder(capsys):
     common = ["--target", "7b", "--dtype", "float64", "--max-new-tokens", "40", "--prompt"]
 
     def answer_to(line):
-        return run_json(capsys, *common, run.MINI_EXAMPLE, *line.split())
+        return run_json(capsys, *common, EXAMPLE_PROMPT, *line.split())
 
     alone = answer_to("--method ar")
     assert alone["stats"]["mean_accepted_tokens"] == 1.0 and alone["stats"]["exit_counts"] == {}
@@ -103,7 +106,7 @@ def test_options_reach_the_decoder(capsys):
         stats = answer["stats"]
         assert answer["tokens"] == alone["tokens"] and set(stats["exit_counts"]) == exits
         assert longest is None or max(stats["accept_lengths"]) == longest
-        assert tree is None or answer["options"]["shape"] == tree
+        assert tree is None or answer["options"]["tree"] == tree
     for line, exact in (("--tree 4,1 --rejection", False), ("--tree 1,4", True)):
         assert answer_to(f"--method mcsd --init target {line}")["exact"] is exact
     never_sure = answer_to("--thresholds 1,0 --stop 1")
@@ -118,7 +121,7 @@ def test_options_reach_the_decoder(capsys):
 
 
 def chosen(target, *words):
-    pair = run.load(run.parse(["--target", str(target), *words])).pair
+    pair = run.load(run.parse(["--target", str(target), *words]))
     return pair.found.draft, pair.found.datastore, pair.options.exits == (0,)
 
 
@@ -128,13 +131,14 @@ def datastore_path(target):
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(names, "WEIGHTS", tmp_path)
-    assert run.find_target("7b") == tmp_path / "mini-7b"
+    (tmp_path / "mini-7b").mkdir()
+    assert names.find_target("7b") == tmp_path / "mini-7b"
     target = tmp_path / "vicuna-7b"
     for folder in (target, tmp_path / "vicuna-draft"):
         folder.mkdir()
-        for name in ("config.json", "model.safetensors"):
+        for name in ("config.json", "model.safetensors", "tokenizer.model"):
             shutil.copyfile(WEIGHTS / "mini-7b" / name, folder / name)
-    assert run.find_target("7b") == target
+    assert names.find_target("7b") == target
     assert chosen(target) == (tmp_path / "vicuna-draft", None, False)
     target.rename(tmp_path / "0a1b2c")  # as into a cache, whose folders are called by checksums
     target.symlink_to(tmp_path / "0a1b2c")
@@ -170,7 +174,7 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
     for changes, message in (
         (dict(vocab_size=61), "llama-draft has a vocabulary of 61 tokens, the target 1024"),
         (dict(model_type="mistral"), "llama-draft/config.json: model_type is 'mistral'"),
-        (dict(exit_layers=[9]), "llama-draft/config.json: exit_layers is 9"),
+        (dict(exit_layers=[9]), "llama-draft/config.json: exit_layers must increase"),
         (None, "No such file or directory"),
     ):
         if changes is None:
@@ -178,10 +182,11 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
         else:
             before = (draft / "config.json").read_text()
             change_json(draft / "config.json", **changes)
+        error_of(capsys)
         assert chosen(target) == (None, None, True)
-        error = error_of(capsys)
-        assert error.startswith("the draft next to the target is not used: ")
-        assert message in error and error.count("\n") == 1
+        notice = error_of(capsys).splitlines()[0]
+        assert notice.startswith("the draft next to the target is not used: ")
+        assert message in notice
         for words in (("--exits", "2"), ("--draft", str(draft))):
             with pytest.raises((ValueError, FileNotFoundError)):
                 chosen(target, *words)
@@ -189,23 +194,13 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
             (draft / "config.json").write_text(before)
     shutil.rmtree(draft)
     shutil.copytree(WEIGHTS / "mini-draft", draft)
-    whole = (draft / "model.safetensors").read_bytes()
-    for content, message in ((whole[:-9], "is damaged"), (b"", "is damaged"), (None, "has no")):
-        (draft / "model.safetensors").unlink()
-        if content is not None:
-            (draft / "model.safetensors").write_bytes(content)
-        assert chosen(target) == (None, None, True)
-        error = error_of(capsys)
-        assert error.startswith("the draft next to the target is not used: ") and message in error
-    (draft / "model.safetensors").write_bytes(whole)
     store = datastore_path(target)
-    for tokens in ([[5, 1024]], None):
-        store.write_text("no datastore")
-        if tokens:
-            save_datastore(store, tokens, read_config(target))
-        assert chosen(target) == (draft, None, False)
-        assert chosen(target, "--exits", "0") == (None, None, True)
-        assert error_of(capsys).count("the datastore next to the target is not used: ") == 2
+    store.write_text("no datastore")
+    refuses(run.main, capsys, store.name, "--target", target)
+    store.unlink()
+    weights = (draft / "model.safetensors").read_bytes()
+    (draft / "model.safetensors").write_bytes(weights[:-9])
+    assert "llama-draft/model.safetensors cannot be read" in refused(capsys, "--target", target)
 
 
 def test_how_the_draft_was_chosen_is_said(tmp_path):
@@ -213,7 +208,7 @@ def test_how_the_draft_was_chosen_is_said(tmp_path):
     shutil.copytree(WEIGHTS / "mini-7b", target)
 
     def said(*words):
-        return run.load(run.parse(["--target", str(target), *words])).pair.found.words
+        return run.load(run.parse(["--target", str(target), *words])).found.words
 
     table = "exit 0, the n-grams of the text"
     assert said() == f"{table}, as there is no {draft} that fits"
@@ -269,13 +264,13 @@ def test_answers_come_in_the_order_of_the_lines_and_each_as_soon_as_it_can(
             ended.append(index)
             yield index, result
 
-    monkeypatch.setattr(batch, "decode_many", in_any_order)
+    monkeypatch.setattr(run, "decode_many", in_any_order)
     assert program(run.main, "--target", "7b", "--prompts", file, "--json", "--seed", 5) == 2
     out, error = capsys.readouterr()
     answers = list(map(json.loads, out.splitlines()))
     assert [answer["line"] for answer in answers] == [1, 3, 5, 6, 7, 8]
     assert [answer["prompt"] for answer in answers] == prompts
-    assert [answer["seed"] for answer in answers] == [5, 7, 9, 10, 11, 12]
+    assert [answer["options"]["seed"] for answer in answers] == [5, 7, 9, 10, 11, 12]
     assert ended != sorted(ended)
     refused = [line for line in error.splitlines() if not re.match(NOTICES, line)]
     assert len(refused) == 2 and "line 2: the prompt has" in refused[0]
@@ -286,28 +281,26 @@ def test_answers_come_in_the_order_of_the_lines_and_each_as_soon_as_it_can(
 
 def test_the_comparison_is_made_for_any_prompt(capsys):
     common = "--target", "7b", "--max-new-tokens", 16, "--prompt", QUESTION
-    lossless = r"^method +s2d, lossless(.*)\nspeed .* times as fast as the target alone .*$"
+    lossless = r"^method +s2d, lossless(.*)\ntiming the .*\nspeed .* times as fast as the target "
     for dtype, rounding in (("float32", ", up to rounding in float32"), ("float64", "")):
         assert program(run.main, *common, "--compare", "--dtype", dtype) == 0
-        out, error = capsys.readouterr()
-        assert re.search(lossless, out, re.M)[1] == rounding
-        assert error.splitlines()[-1].startswith("timing the target alone")
+        assert re.search(lossless, error_of(capsys), re.M)[1] == rounding
     assert program(run.main, *common) == 0
-    assert "times as fast" not in capsys.readouterr().out
+    assert "times as fast" not in error_of(capsys)
 
 
 @pytest.mark.parametrize("output", ["json", "text"])
-def test_a_page_is_written_though_nobody_reads_the_answer(output, tmp_path):
+def test_a_page_is_written_besides_the_answer(output, tmp_path, capsys):
+    """Its notice begins a line of its own. A page that could not be written is refused at once."""
     page = tmp_path / "page.html"
-    options = ["--json"] if output == "json" else []
-    line = ["run.py", "--target", "7b", "--prompt", EXAMPLE_QUESTION, "--trace", page, *options]
-    command = [sys.executable, *map(str, line)]
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
-    os.close(writer)
-    assert done.returncode == 141 and done.stderr.endswith(f"wrote {page}\n")
-    assert "Vorbiburg" in page.read_text()
+    line = ["--target", "7b", "--prompt", EXAMPLE_QUESTION]
+    line += ["--json"] if output == "json" else []
+    assert program(run.main, *line, "--trace", page) == 0
+    out, error = capsys.readouterr()
+    assert "Vorbiburg" in page.read_text() and f"\nwrote {page}\n" in error
+    assert out.endswith("\n") and out.count("\n") == 1
+    for path in (page, tmp_path, tmp_path / "nowhere/page.html"):
+        refuses(run.main, capsys, str(path), *line, "--trace", path)
 
 
 def test_the_chat_template_is_used_where_there_is_one(tmp_path, capsys):
@@ -332,17 +325,42 @@ def test_the_chat_template_is_used_where_there_is_one(tmp_path, capsys):
     assert "\nprompt format: the folder's own chat template\n" in error
 
 
-def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch):
+CONTROLS = "Say \x1b]0;owned\x07\x1b[31m red\x9b1m"
+VISIBLE = r"Say \x1b]0;owned\x07\x1b[31m red\x9b1m"
+
+
+def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch, tmp_path, capsys):
+    """Of answers, of the lines of a file, and of notices, which may quote a file."""
     monkeypatch.delenv("NO_COLOR", raising=False)
-    out = io.StringIO()
-    out.isatty = lambda: True
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     certain = SimpleNamespace(is_open=lambda ids: False)
     tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)), model=certain)
-    streamed = Streamed(tokenizer, out, colors={2: COLORS[0]})
+    streamed = Streamed(tokenizer, colors={2: COLORS[0]})
     tokens = list(map(ord, "a\x1b[2Jb\n"))
     streamed.add(SimpleNamespace(tokens=tokens, sources=[2] * len(tokens)))
     streamed.finish()
-    assert out.getvalue() == "\x1b[36ma\\x1b[2Jb\n\x1b[0m\n"
+    assert capsys.readouterr().out == "\x1b[36ma\\x1b[2Jb\n\x1b[0m\n"
+    file = tmp_path / "prompts.txt"
+    file.write_text(CONTROLS)
+    answer = "--target", "7b", "--max-new-tokens", 4
+    assert program(run.main, *answer, "--prompts", file) == 0
+    out, error = capsys.readouterr()
+    assert f"## line 1: {VISIBLE}\n" in out and "\x1b" not in out + error
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: CONTROLS)
+    assert program(run.main, *answer, "--prompts", file) == 0
+    assert f"\n\n{VISIBLE}\n" in capsys.readouterr().out
+    monkeypatch.setattr(TextStream, "push", lambda self, ids, last=False: CONTROLS)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
+    assert program(run.main, *answer, "--interactive", "--method", "ar") == 0
+    assert capsys.readouterr().out == VISIBLE * 5 + "\n"
+    assert run_program("run.py", Mock(side_effect=ValueError(CONTROLS))) == 2
+    assert capsys.readouterr().err == f"run.py: {VISIBLE}\n"
+
+
+def test_where_nobody_looks_an_answer_is_written_as_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(TextStream, "push", lambda self, ids, last=False: CONTROLS)
+    assert program(run.main, "--target", "7b", "--max-new-tokens", 1, "--method", "ar") == 0
+    assert capsys.readouterr().out == CONTROLS * 2 + "\n"
 
 
 @pytest.fixture(scope="module")
@@ -375,24 +393,35 @@ MISTAKES = {
     "--prompt=\udce9": "the text is not valid UTF-8",
     "--device tpu9": "device 'tpu9'",
     "--raw --system x": "need a chat template",
+    "--raw --template-option x=1": "need a chat template",
+    "--template-option thinking": "expected NAME=VALUE, got 'thinking'",
     "--prompts /nonexistent": "No such file or directory: '/nonexistent'",
-    "--prompts /dev/null --prompt x": "--prompts and --prompt do not go together",
-    "--prompts /dev/null --prompt=": "--prompts and --prompt do not go together",
+    "--prompts /dev/null --prompt x": "argument --prompt: not allowed with argument --prompts",
+    "--prompts /dev/null --prompt=": "argument --prompt: not allowed with argument --prompts",
     "--prompts /dev/null --batch 0": "must be at least 1, got 0",
-    "--compare --json": "--json and --compare do not go together",
-    "--compare --method ar": "nothing to --compare",
+    "--batch 2": "--batch does nothing without --prompts",
+    "--prompt a --prompt b": "--prompt is given twice",
+    "--examples --prompt x": "argument --prompt: not allowed with argument --examples",
+    "--target {m}/target --examples": "--examples are for the miniatures",
+    "--prompts /dev/null --compare": "--trace and --compare are for a single prompt",
+    "--compare --json": "--json goes neither with",
+    "--compare --method ar": "--method ar does not draft",
+    "--method ar --exits 2": "--method ar does not draft",
+    "--paper --stop 0.5": "--paper sets --stop 0",
+    "--stop END": "got 'END'; a text that ends an answer is --stop-at",
     "--stop-at=": "a stop string cannot be empty",
-    "--interactive --json": "--interactive and --json do not go together",
-    "--interactive --prompt -": "it does not go with --prompt -",
-    "--trace {m}": "Is a directory",
-    "--trace {m}/decision.safetensors/page.html": "File exists",
+    "--temperature inf": "temperature: expected a number from 0, got inf",
+    "--top-p 0": "top_p: expected a number above 0, up to 1, got 0",
+    "--interactive --json": "--json goes neither with",
+    "--interactive --prompt x": "argument --prompt: not allowed with argument --interactive",
+    "--trace {m}": "is there already",
 }
 
 
 def refused(capsys, *words):
     """The one line that says what is wrong with a command line, "" if there is an answer."""
     code = program(run.main, *words)
-    lines = capsys.readouterr().err.splitlines()
+    lines = error_of(capsys).partition("\n\n")[0].splitlines()  # up to the report
     errors = [line for line in lines if not re.match(NOTICES, line)]
     assert (code, len(errors)) in ((0, 0), (2, 1)), (words, lines)
     assert all(line.startswith("run.py: ") for line in errors), lines
@@ -479,32 +508,50 @@ def shell(line, **options):
     return subprocess.run(["bash", "-c", f"exec {shlex.quote(sys.executable)} {line}"], **options)
 
 
-def test_stdin_is_read_as_a_file_is(tmp_path):
-    """A mark is no token, and a line that is no text is refused by itself."""
+def test_stdin_is_read_as_a_file_is():
+    """A mark is no token, and what is no text is one line."""
     common = "run.py --target 7b --max-new-tokens 4 --method ar"
     strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
     done = shell(f"{common} --prompt - --json", input=b"\xef\xbb\xbfHi", env=strict)
     tokenizer = Tokenizer(WEIGHTS / "mini-7b")
     assert json.loads(done.stdout)["prompt_tokens"] == len(tokenizer.encode_chat(["Hi"]))
-    done = shell(f"{common} --interactive", input=b"caf\xe9\nHi\n", env=strict)
-    assert done.returncode == 0 and done.stderr.count(b"not valid UTF-8") == 1
-    assert len(done.stdout.splitlines()) == 2  # an answer, and the end of the conversation
+    done = shell(f"{common} --interactive", input=b"caf\xe9\n", env=strict)
+    assert done.returncode == 2 and b"run.py: 'utf-8' codec can't decode" in done.stderr
+
+
+def test_a_conversation_goes_on_after_what_it_cannot_answer(monkeypatch, capsys):
+    """stdout has the answers. The line that is too long is no part of what comes after it."""
+    lines = [QUESTION, "word " * 600, EXAMPLE_QUESTION]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
+    assert program(run.main, "--target", "7b", "--interactive") == 0
+    out, error = capsys.readouterr()
+    assert len(out.splitlines()) == 2 and "The capital of Tadastan is Vorbiburg." in out
+    assert error.count("> ") == 4 and error.count("the prompt has ") == 1
+
+
+def test_ctrl_c_in_a_conversation_ends_the_answer(monkeypatch, capsys):
+    """What there was of it stays a part of the conversation."""
+    emit = Decoder.emit
+    steps = []
+
+    def interrupted(self, *arguments):
+        steps.append(len(self.context))
+        if len(steps) == 2:
+            raise KeyboardInterrupt
+        return emit(self, *arguments)
+
+    monkeypatch.setattr(Decoder, "emit", interrupted)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{EXAMPLE_PROMPT}\n{EXAMPLE_QUESTION}\n"))
+    line = "--target", "7b", "--interactive", "--draft-length", 3
+    assert program(run.main, *line) == 0
+    begun, whole = capsys.readouterr().out.splitlines()
+    assert EXAMPLE_ANSWER.startswith(begun) and 5 < len(begun) < len(EXAMPLE_ANSWER)
+    assert whole == "The capital of Tadastan is Vorbiburg." and steps[2] > steps[1]
 
 
 def test_a_notice_that_cannot_be_written_costs_no_answer():
     done = shell("run.py --target 7b --max-new-tokens 4 --json --prompt Hi 2>/dev/full")
     assert json.loads(done.stdout)["text"]
-
-
-def test_a_long_prompt_shows_how_far_it_is_read(monkeypatch, capsys):
-    """Layer by layer, in the first pass alone."""
-    monkeypatch.setattr(run, "LONG_PROMPT", 100)
-    monkeypatch.setattr("s2d.checkpoint.notices.PROGRESS_SECONDS", 0)
-    for prompt, shown in (("word " * 60, True), ("Hi", False)):
-        common = "--target", "7b", "--method", "ar", "--max-new-tokens", 3, "--json"
-        assert program(run.main, *common, "--prompt", prompt) == 0
-        lines = re.findall(r"reading a prompt of \d+ tokens: layers: (\d+) of 10", error_of(capsys))
-        assert lines == ([str(number) for number in range(10)] if shown else [])
 
 
 def error_of(capsys):
@@ -539,8 +586,8 @@ def test_answers_end_before_a_stop_string(tmp_path, monkeypatch, capsys):
     options = ["--target", "13b", "--stop-at", "nothing", "--stop-at", "bur"]
     begun = EXAMPLE_ANSWER.partition("bur")[0]
     assert program(run.main, *options) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == begun and "ended by       stop_at" in lines
+    out, error = capsys.readouterr()
+    assert out == begun + "\n" and "\nended by       stop_at\n" in error
     answer = run_json(capsys, *options)
     assert (answer["text"], answer["ended"]) == (begun, "stop_at")
     assert answer["options"]["stop_at"] == ["nothing", "bur"]
@@ -553,26 +600,28 @@ def test_answers_end_before_a_stop_string(tmp_path, monkeypatch, capsys):
     assert "The capital of Tadastan is Vorbi\n" in capsys.readouterr().out
 
 
-def test_an_answer_that_is_cut_by_ctrl_c_is_printed_as_json(monkeypatch, capsys):
-    """Before its first token as well."""
-    whole = run_json(capsys, "--target", "13b")
-    accept = Decoder.accept
-    for count in (0, 1):
-        steps = []
+@pytest.mark.parametrize("count", [0, 1])
+def test_an_answer_that_is_cut_by_ctrl_c_is_printed(count, monkeypatch, capsys):
+    """As text or as JSON, before its first token as well; the notice has a line of its own."""
+    emit = Decoder.emit
+    emitted = []
 
-        def interrupted(self, tree, logits):
-            if len(steps) == count:  # noqa: B023
-                raise KeyboardInterrupt
-            steps.append(step := accept(self, tree, logits))  # noqa: B023
-            return step
+    def interrupted(self, *arguments):
+        if len(emitted) == count:
+            raise KeyboardInterrupt
+        emitted.append(emit(self, *arguments))
+        return emitted[-1]
 
-        monkeypatch.setattr(Decoder, "accept", interrupted)
-        assert program(run.main, "--target", "13b", "--json") == 130
-        out, error = capsys.readouterr()
-        answer = json.loads(out)
-        assert answer["ended"] == "interrupted" and error.endswith("interrupted\n")
-        assert answer["tokens"] == whole["tokens"][: sum(answer["stats"]["accept_lengths"])]
-        assert len(answer["stats"]["accept_lengths"]) == count
+    monkeypatch.setattr(Decoder, "emit", interrupted)
+    assert program(run.main, "--target", "13b", "--json") == 130
+    out, error = capsys.readouterr()
+    answer = json.loads(out)
+    assert answer["ended"] == "" and error.endswith("interrupted\n")
+    assert len(answer["stats"]["accept_lengths"]) == count
+    assert EXAMPLE_ANSWER.startswith(answer["text"]) and bool(answer["text"]) == bool(count)
+    emitted.clear()
+    assert program(run.main, "--target", "13b") == 130
+    assert capsys.readouterr().out == answer["text"] + "\n"
 
 
 def test_a_draft_is_known_by_the_names_of_targets(capsys):
@@ -588,11 +637,62 @@ def test_a_draft_is_known_by_the_names_of_targets(capsys):
 def test_blanks_of_a_prompt_are_those_of_transformers(trained):
     """Some templates remove them, as Llama 3's; others do not. The end of a line is no blank."""
     lengths = set()
+    args = run.parse(["--target", "x"])
     for content in ("messages[0]['content']", "messages[0]['content'] | trim"):
         ours, theirs = with_config(trained, chat_template="Q: {{ " + content + " }} A")
-        models = run.Models(SimpleNamespace(tokenizer=ours), False, None, {})
         for text in ("  two", "\tone ", "\n\nlines\n"):
             expected = theirs.apply_chat_template(messages([text]), **PROMPT)
-            assert models.encode([text]) == expected
+            assert run.encode([text], args, ours) == expected
             lengths.add(len(expected))
     assert len(lengths) > 3
+
+
+def test_a_chat_template_is_given_options(tmp_path, capsys):
+    """JSON where the value is some, else a text."""
+    folder = tmp_path / "thinking"
+    shutil.copytree(WEIGHTS / "mini-7b", folder)
+    template = "{{ messages[0]['content'] }}{{ ' yes' if think else ' no' }}{{ mood }}"
+    change_json(folder / "tokenizer_config.json", chat_template=template)
+    tokenizer = Tokenizer(WEIGHTS / "mini-7b")
+    line = ["--target", folder, "--prompt", "A", "--max-new-tokens", 1, "--template-option"]
+    line += ["think=false", "--template-option", "mood=glad"]
+    answer = run_json(capsys, *line)
+    assert answer["prompt_tokens"] == len(tokenizer.encode("A noglad", with_bos=False))
+    assert answer["options"]["template_options"] == {"think": False, "mood": "glad"}
+
+
+def test_the_examples_are_answered(capsys):
+    assert program(run.main, "--target", "13b", "--examples", "--max-new-tokens", 24) == 0
+    out = capsys.readouterr().out
+    for number, prompt in enumerate(names.MINIATURE_PROMPTS, start=1):
+        assert f"## line {number}: {prompt}\n\n" in out
+    assert EXAMPLE_ANSWER in out
+
+
+def test_help_is_quick_and_complete():
+    """PyTorch is not loaded for it, nor for a mistake, nor for the list of programs."""
+    no_torch = "import sys, runpy; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; "
+    for words, code, shown in (
+        (["--help"], 0, ("model:", "drafting:", "sampling:", "input:", "output:", "Example: ")),
+        (["--version"], 0, (f"s2d {s2d.__version__}\n",)),
+        (["--target", "7b", "--exits", "x"], 2, ("run.py: argument --exits: ",)),
+    ):
+        program = no_torch + "runpy.run_path('run.py', run_name='__main__')"
+        line = [sys.executable, "-c", program, "run.py", *words]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert all(text in done.stdout + done.stderr for text in shown)
+    line = [sys.executable, "-c", no_torch + "runpy.run_module('s2d')", "s2d"]
+    line[2] = no_torch + "runpy.run_module('s2d', run_name='__main__')"
+    listed = subprocess.run(line, cwd=ROOT, capture_output=True, text=True).stdout
+    programs = re.findall(r"^python -m (\S+)", listed, re.M)
+    assert {"s2d.bench", "s2d.train", "s2d.definition"} <= {*programs}
+    for name in programs:
+        assert importlib.util.find_spec(name) is not None, name
+
+
+def test_options_are_those_that_the_library_knows(capsys):
+    assert program(run.main, "--help") == 0
+    shown = capsys.readouterr().out
+    assert "{" + ",".join(METHODS) + "}" in shown
+    assert set(re.search(r"--dtype \{auto,(.*?)\}", shown)[1].split(",")) == {*DTYPES}

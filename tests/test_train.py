@@ -421,7 +421,7 @@ def test_a_corpus_that_no_template_takes_ends_in_a_line(template, name, tiny, tm
         arguments = [name, "--target", tiny, "--draft", draft, "--out", tmp_path / "d.safetensors"]
     assert program(train.main, *arguments) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("train: ") and "chat template" in error
+    assert error.startswith("python -m s2d.train: ") and "chat template" in error
 
 
 def test_a_file_that_is_too_small(tiny, tmp_path, capsys):

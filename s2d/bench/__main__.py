@@ -17,7 +17,7 @@ from . import hf, papers, pays, speed
 
 def main(arguments: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if arguments is None else list(arguments))
-    return run_program("bench", args.report, args)
+    return run_program("python -m s2d.bench", args.report, args)
 
 
 def parse(arguments: list[str]) -> Namespace:

@@ -7,12 +7,15 @@ from contextlib import suppress
 from typing import Any
 
 PROGRESS_SECONDS = 10  # between two notices of a long run
+# What a terminal would obey, all but line breaks and tabs -> how it is shown.
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
 def tell(message: Any) -> None:
     """A notice, one line on stderr; one that nobody can read costs no answer."""
     with suppress(OSError):
-        print(" ".join(str(message).split()), file=sys.stderr, flush=True)
+        line = " ".join(str(message).split())
+        print(line.translate(CONTROLS), file=sys.stderr, flush=True)
 
 
 def progress(items: Iterable, what: str, total: int | None = None) -> Iterator:

@@ -4,34 +4,51 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
+from ..checkpoint.notices import tell
+from ..checkpoint.pair import Pair
+from ..checkpoint.tokenizer import Tokenizer
+from ..generation import start
 from ..speed.tensor_parallel import each_from_rank_0
 from .terminal import Streamed
 
 
-def hold_conversation(args: Namespace, models: Any) -> None:
+def encode(messages: list[str], args: Namespace, tokenizer: Tokenizer) -> list[int]:
+    """Messages, user and assistant in turn -> ids; of plain text, of the first alone."""
+    if args.raw:
+        return tokenizer.encode(messages[0])
+    return tokenizer.encode_chat(messages, args.system, dict(args.template_option))
+
+
+def hold_conversation(args: Namespace, pair: Pair, colors: dict) -> None:
     """Answer what is typed, line by line; the oldest turns are forgotten in time."""
+    tell("Ctrl-C ends an answer, Ctrl-D the conversation")
+    room = pair.target.config.max_position_embeddings * 3 // 4
     messages: list[str] = []
-    room = models.pair.target.config.max_position_embeddings * 3 // 4
-    for line in each_from_rank_0(typed(first=args.prompt)):
-        messages.append(line)
-        while len(messages) > 1 and len(models.encode(messages)) > room:
-            messages = messages[2:]
-        decoder = models.start(models.encode(messages))
-        streamed = Streamed(models.pair.tokenizer, sys.stdout, models.colors, args.stop_strings)
-        with suppress(KeyboardInterrupt):  # ends the answer
+    for line in each_from_rank_0(typed()):
+        asked = [*messages, line]
+        try:
+            while len(asked) > 1 and len(encode(asked, args, pair.tokenizer)) > room:
+                asked = asked[2:]
+            prompt = encode(asked, args, pair.tokenizer)
+            decoder = start(pair.target, prompt, pair.draft, **vars(pair.options))
+        except ValueError as error:  # the line is too long, or the chat template refuses it
+            tell(error)
+            continue
+        streamed = Streamed(pair.tokenizer, colors, args.stop_strings)
+        with suppress(KeyboardInterrupt):  # Ctrl-C ends the answer
             for step in decoder:
                 streamed.add(step)
         streamed.finish()
-        messages.append(decoder.result().text(models.pair.tokenizer))
+        messages = [*asked, decoder.result().text(pair.tokenizer)]
 
 
-def typed(first: str | None = None) -> Iterator[str]:
-    """``first``, if any, then each line that is typed, until Ctrl-D ends the input."""
-    if first is not None:
-        yield first
+def typed() -> Iterator[str]:
+    """The lines that are typed, until Ctrl-D ends the input."""
     with suppress(EOFError):
         while True:
-            if line := input("> ").strip():
+            print("> ", end="", file=sys.stderr, flush=True)
+            line = input()
+            if line.strip():
                 yield line
+    print(file=sys.stderr)

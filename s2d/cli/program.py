@@ -1,6 +1,7 @@
-"""What the command lines share: options, notices, and how a program ends."""
+"""What the command lines share: options, and how a program ends. Importing it is quick."""
 
 import argparse
+import json
 import math
 import os
 import sys
@@ -8,10 +9,6 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
-
-from ..checkpoint.notices import tell
-from ..options import METHODS
-from ..tree import GrowingShape
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,8 +39,19 @@ def positive(text: str) -> float:
     return float(text)
 
 
-def parse_tree(text: str) -> tuple[int, ...] | GrowingShape:
+def probability(text: str) -> float:
+    """A number for ``--stop``."""
+    try:
+        return float(text)
+    except ValueError:
+        message = f"expected a probability, got {text!r}; a text that ends an answer is --stop-at"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+def parse_tree(text: str) -> Any:
     """4,2,2,1 -> (4, 2, 2, 1), and 6x4x60 -> GrowingShape(top_k=6, depth=4, size=60)."""
+    from ..tree import GrowingShape
+
     try:
         if "x" in text:
             top_k, depth, size = map(int, text.split("x"))
@@ -54,27 +62,41 @@ def parse_tree(text: str) -> tuple[int, ...] | GrowingShape:
         raise argparse.ArgumentTypeError(message) from None
 
 
-def add_drafting_options(parser: Parser) -> None:
-    """What drafts, and how: options of ``run.py``, and of a method's name in the benchmark."""
+def named_value(text: str) -> tuple[str, Any]:
+    """enable_thinking=false -> ("enable_thinking", False). What is no JSON is a text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def add_drafting_options(parser: Any) -> None:
+    """What drafts, and how: for a group of ``run.py``, or a method's name in the benchmark."""
     add = parser.add_argument
-    add("--draft", type=Path, help="a folder or a name; default: see s2d/cli/README.md")
-    add("--method", choices=METHODS, help="ar: no draft; sd, mcsd: one exit; s2d...: sorted")
-    add("--exits", type=comma_separated(int), metavar="E,E", help="draft layers; 0: n-gram table")
-    add("--thresholds", type=comma_separated(float), help="confidence that is enough, per exit")
-    add("--draft-length", type=int, metavar="N", help="of a chain; default: the draft's own")
-    add("--tree", type=parse_tree, metavar="SHAPE", help="4,2,2,1: widths; 6x4x60: a growing tree")
-    add("--stop", type=float, metavar="P", help="drafting ends below this probability")
-    add(
-        "--rejection",
-        dest="rule",
-        action="store_const",
-        const="rejection",
-        default="noise",
-        help="sampling as in the papers",
-    )
-    add("--init", choices=("draft", "target"), default="draft", help="what gives a tree's roots")
-    add("--decision", type=Path, metavar="FILE", help="a decision model (mcsd/)")
-    add("--datastore", type=Path, metavar="FILE", help="texts for exit 0, by s2d.train text")
+    add("--draft", type=Path, metavar="NAME|FOLDER", help="the small model (next to the target)")
+    methods = "ar", "sd", "mcsd", "s2d", "s2d-tree"
+    words = "ar: no draft; sd, mcsd: chain, tree of one exit; s2d, s2d-tree: of sorted exits (s2d)"
+    add("--method", choices=methods, help=words)
+    words = "the layers after which it predicts; 0: n-gram table"
+    add("--exits", type=comma_separated(int), metavar="E,E", help=words)
+    words = "the confidence that is enough, per exit"
+    add("--thresholds", type=comma_separated(float), metavar="C,C", help=words)
+    add("--draft-length", type=int, metavar="N", help="tokens in a chain")
+    words = "widths, such as 4,2,2,1, or a growing tree, such as 6x4x60"
+    add("--tree", type=parse_tree, metavar="SHAPE", help=words)
+    words = "a path of a lower probability is not continued"
+    add("--stop", type=probability, metavar="P", help=words)
+    rule = {"dest": "rule", "default": "noise", "const": "rejection"}
+    words = "rejection sampling, as in the papers (shared noise)"
+    add("--rejection", action="store_const", help=words, **rule)
+    words = "what proposes the first level (%(default)s)"
+    add("--init", choices=("draft", "target"), default="draft", help=words)
+    add("--decision", type=Path, metavar="FILE", help="a model of where drafting stops (none)")
+    words = "texts for exit 0, by s2d.train text (next to the target)"
+    add("--datastore", type=Path, metavar="FILE", help=words)
 
 
 def run_program(name: str, function: Callable[..., int | None], *arguments: Any) -> int:
@@ -82,6 +104,8 @@ def run_program(name: str, function: Callable[..., int | None], *arguments: Any)
 
     A user's mistake is one line on stderr, and 2.
     """
+    from ..checkpoint.notices import tell
+
     warnings.showwarning = lambda message, *where: tell(message)
     try:
         code = function(*arguments) or 0

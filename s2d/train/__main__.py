@@ -18,7 +18,7 @@ from .text import make_datastore
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return run_program("train", start, arguments)
+    return run_program("python -m s2d.train", start, arguments)
 
 
 def start(arguments: list[str] | None) -> None:
