@@ -114,6 +114,8 @@ def run(arguments: list[str] | None) -> int:
     join_processes()
     if args.trace is not None:
         refuse_existing(args.trace)
+        if not args.trace.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder for {args.trace}")
     many = args.prompts or args.examples
     lines = read_lines(args) if many else []
     pair = load(args)
@@ -169,7 +171,7 @@ def answer_prompt(args: Namespace, pair: Pair, colors: dict[int, Color]) -> None
     if text is None:
         text = MINIATURE_PROMPTS[0] if miniature_note(args.target) else EXAMPLE
     elif text == "-":
-        text = from_rank_0(sys.stdin.read).removeprefix("\ufeff").removesuffix("\n")
+        text = from_rank_0(lambda: sys.stdin.read()).removeprefix("\ufeff").removesuffix("\n")
     prompt = encode([text], args, pair.tokenizer)
     decoder = start(pair.target, prompt, pair.draft, **vars(pair.options))
     steps = iter(decoder)

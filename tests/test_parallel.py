@@ -150,14 +150,14 @@ def run_lines(folder):
 def without_clocks(out, error):
     """What does not depend on them, nor on the number of processes."""
     lines = []
-    for line in out.splitlines():
+    for line in [*out.splitlines(), *error.splitlines()]:
         if line.startswith("{"):
             answer = json.loads(line)
             stats = answer.pop("stats")
             lines.append([answer, stats["accept_lengths"], stats["exit_counts"]])
-        elif not line.startswith(("tokens  ", "speed  ", "why  ")):
+        elif not line.startswith(("tokens  ", "speed  ", "target on ")):
             lines.append(line)
-    return lines, [line for line in error.splitlines() if not line.startswith("target on ")]
+    return lines
 
 
 def test_run_py_prints_on_rank_0_what_one_process_prints(tmp_path, monkeypatch):
