@@ -31,13 +31,13 @@ def parse(arguments: list[str] | None = None) -> Namespace:
     add = parser.add_argument_group("sampling").add_argument
     add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (%(default)s)")
     add("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling (1: all tokens)")
-    add("--top-k", type=int, default=0, metavar="K", help="of the K likeliest tokens (0: of all)")
+    add("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest (0: all)")
     add("--seed", type=int, default=0, metavar="S", help="one seed, one text (%(default)s)")
     add("--paper", action="store_true", help="as in the S2D paper: --rejection --stop 0")
 
     group = parser.add_argument_group("input")
     add = group.add_mutually_exclusive_group().add_argument
-    add("--prompt", action="append", metavar="TEXT|-", help="- reads stdin (an example)")
+    add("--prompt", action="append", metavar="TEXT", help="what to say; - reads stdin (an example)")
     add("--prompts", type=Path, metavar="FILE", help="answer each line of a file")
     add("--examples", action="store_true", help="answer six prompts for the miniatures")
     add("--interactive", action="store_true", help="a conversation")
@@ -50,7 +50,7 @@ def parse(arguments: list[str] | None = None) -> Namespace:
     add("--raw", action="store_true", help="no chat template: the model continues the text")
 
     add = parser.add_argument_group("output").add_argument
-    add("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (%(default)s)")
+    add("--max-new-tokens", type=int, default=128, metavar="N", help="per answer (%(default)s)")
     words = "an answer ends before this text; may be repeated"
     add("--stop-at", dest="stop_strings", metavar="TEXT", help=words, **several)
     add("--compare", action="store_true", help="time the target alone as well")
@@ -63,7 +63,7 @@ def parse(arguments: list[str] | None = None) -> Namespace:
         args.prompt = args.prompt[0]
     if args.paper:
         args.rule = "rejection"
-        args.stop = 0.0
+        args.stop = args.stop or 0.0
     return args
 
 
@@ -78,11 +78,9 @@ def refuse_useless(args: Namespace, parser: Parser) -> None:
         parser.error("--trace and --compare are for a single prompt")
     if args.json and (args.interactive or args.compare):
         parser.error("--json goes neither with --interactive nor with --compare")
-    if args.paper and (args.stop or args.decision):
-        parser.error("--paper sets --stop 0: --stop and --decision do nothing")
     drafting = args.draft, args.exits, args.thresholds, args.draft_length, args.tree, args.stop
-    if args.method == "ar" and (any(drafting) or args.decision or args.compare):
-        parser.error("--method ar does not draft: how to draft, and --compare, do nothing")
+    if args.method == "ar" and (any(drafting) or args.compare):
+        parser.error("--method ar does not draft, and is the target alone")
 
 
 if __name__ == "__main__":
@@ -116,11 +114,10 @@ def run(arguments: list[str] | None) -> int:
         refuse_existing(args.trace)
         if not args.trace.parent.is_dir():
             raise FileNotFoundError(f"there is no folder for {args.trace}")
-    many = args.prompts or args.examples
-    lines = read_lines(args) if many else []
+    if args.prompts or args.examples:
+        lines = read_lines(args)
+        return answer_lines(lines, args, load(args))
     pair = load(args)
-    if many:
-        return answer_lines(lines, args, pair)
     own = default_drafting(pair.draft.config).exits if pair.draft else ()
     colors = color_exits(own=own, used=pair.options.exits)
     if args.interactive:

@@ -62,10 +62,9 @@ def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype)
     where two logits are nearly equal, a lossless method may write another text.
     """
     stats = generation.stats
-    count = len(generation.tokens)
-    speed = count / stats.seconds
+    time = f"{stats.seconds:.2f} s, {speed_of(generation):.1f} tokens/s"
     lines = [
-        f"tokens         {count} in {stats.seconds:.2f} s, {speed:.1f} tokens/s",
+        f"tokens         {len(generation.tokens)} in {time}",
         f"ended by       {generation.ended}",
         f"steps          {stats.steps}, with {stats.mean_accepted_tokens:.2f} tokens each",
     ]
@@ -149,16 +148,18 @@ def compare(pair: Pair, prompt: list[int], answer: Generation) -> str:
     alone = []
     drafted = []
     for _ in range(TURNS):
-        alone.append(generate(pair.target, prompt, **(options | {"method": "ar"})))
-        drafted.append(generate(pair.target, prompt, pair.draft, **options))
-    ratio = median_speed(drafted) / median_speed(alone)
+        one = generate(pair.target, prompt, **(options | {"method": "ar"}))
+        other = generate(pair.target, prompt, pair.draft, **options)
+        alone.append(speed_of(one))
+        drafted.append(speed_of(other))
+    ratio = median(drafted) / median(alone)
     turns = f"median of {TURNS} runs of up to {count} tokens"
     return f"speed          {ratio:.2f} times as fast as the target alone ({turns})"
 
 
-def median_speed(turns: list[Generation]) -> float:
-    """Tokens per second. Texts may differ in length: with rejection sampling they are others."""
-    return median(len(turn.tokens) / turn.stats.seconds for turn in turns)
+def speed_of(generation: Generation) -> float:
+    """Tokens per second; 0 if Ctrl-C came before the first step."""
+    return len(generation.tokens) / (generation.stats.seconds or math.inf)
 
 
 def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -> str:
@@ -173,12 +174,12 @@ def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -
         "device": pair.target.device,
         "dtype": str(pair.target.dtype).removeprefix("torch."),
     }
-    names = "steps mean_accepted_tokens accept_lengths acceptance_rate draft_levels exit_counts"
-    stats = {name: getattr(generation.stats, name) for name in names.split()}
-    stats["seconds"] = generation.stats.seconds
-    # No time has passed if Ctrl-C came before the first step.
-    stats["tokens_per_second"] = len(generation.tokens) / (generation.stats.seconds or math.inf)
-    stats["speculative_decoding"] = acceptance(generation.stats, generation.options.exits)
+    stats = vars(generation.stats) | {
+        "steps": generation.stats.steps,
+        "mean_accepted_tokens": generation.stats.mean_accepted_tokens,
+        "tokens_per_second": speed_of(generation),
+        "speculative_decoding": acceptance(generation.stats, generation.options.exits),
+    }
     answer = named | {
         "model": pair.folder,
         "draft": pair.found.draft,
