@@ -29,10 +29,10 @@ def parse(arguments: list[str] | None = None) -> Namespace:
     add_drafting_options(parser.add_argument_group("drafting", words))
 
     add = parser.add_argument_group("sampling").add_argument
-    add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (%(default)s)")
-    add("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling (1: all tokens)")
-    add("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest (0: all)")
-    add("--seed", type=int, default=0, metavar="S", help="one seed, one text (%(default)s)")
+    add("--temperature", type=float, metavar="T", help="0 is greedy (0)")
+    add("--top-p", type=float, metavar="P", help="nucleus sampling (1: all tokens)")
+    add("--top-k", type=int, metavar="K", help="draw from the K likeliest (0: all)")
+    add("--seed", type=int, metavar="S", help="one seed, one text (0)")
     add("--paper", action="store_true", help="as in the S2D paper: --rejection --stop 0")
 
     group = parser.add_argument_group("input")
@@ -45,13 +45,13 @@ def parse(arguments: list[str] | None = None) -> Namespace:
     add("--batch", type=count, metavar="B", help="how many of --prompts share a pass (8)")
     add("--system", metavar="TEXT", help="a system message, if the chat template has one")
     several = {"action": "append", "default": []}
-    words = "for the chat template, such as enable_thinking=false; may be repeated"
+    words = "for the chat template, such as enable_thinking=false; several times"
     add("--template-option", type=named_value, metavar="NAME=VALUE", help=words, **several)
     add("--raw", action="store_true", help="no chat template: the model continues the text")
 
     add = parser.add_argument_group("output").add_argument
-    add("--max-new-tokens", type=int, default=128, metavar="N", help="per answer (%(default)s)")
-    words = "an answer ends before this text; may be repeated"
+    add("--max-new-tokens", type=int, metavar="N", help="per answer (128)")
+    words = "an answer ends before this text; several times"
     add("--stop-at", dest="stop_strings", metavar="TEXT", help=words, **several)
     add("--compare", action="store_true", help="time the target alone as well")
     add("--json", action="store_true", help="a JSON object per answer")
@@ -140,8 +140,11 @@ def read_lines(args: Namespace) -> list[tuple[int, str]]:
 
 def load(args: Namespace) -> Pair:
     """Check what is asked for; then load the models."""
-    names = {field.name for field in fields(Options)}
-    given = {name: value for name, value in vars(args).items() if name in names}
+    given = {}
+    for field in fields(Options):
+        value = getattr(args, field.name, None)
+        if value is not None:
+            given[field.name] = value
     choice = choose_pair(args.target, args.draft, Options(**given))
     tokenizer = choice.tokenizer
     if args.stop_strings:
@@ -151,8 +154,8 @@ def load(args: Namespace) -> Pair:
     if tokenizer.chat_format is None:
         args.raw = True
     if args.raw and (args.interactive or args.system or args.template_option):
-        options = "--interactive, --system and --template-option"
-        raise ValueError(f"{options} need a chat template, and there is none")
+        which = "--interactive, --system and --template-option"
+        raise ValueError(f"{which} need a chat template, and there is none")
     if note := miniature_note(args.target):
         tell(note)
     tell(f"loading target {choice.folder}, draft {choice.found.words}")

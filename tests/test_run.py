@@ -32,7 +32,7 @@ from s2d.cli.terminal import Streamed
 from s2d.decoder import Decoder
 from s2d.mcsd.decision import Decision, fingerprint, save_decision
 from s2d.ngram.datastore import save_datastore
-from s2d.options import METHODS
+from s2d.options import METHODS, Options
 from s2d.speed import batch
 from s2d.speed.batch import decode_many
 
@@ -691,8 +691,12 @@ def test_help_is_quick_and_complete():
         assert importlib.util.find_spec(name) is not None, name
 
 
-def test_options_are_those_that_the_library_knows(capsys):
+def test_options_and_defaults_are_those_that_the_library_knows(capsys):
     assert program(run.main, "--help") == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "{" + ",".join(METHODS) + "}" in shown
     assert set(re.search(r"--dtype \{auto,(.*?)\}", shown)[1].split(",")) == {*DTYPES}
+    for name in ("temperature", "top_p", "top_k", "seed", "max_new_tokens", "init"):
+        default = getattr(Options(), name)
+        default = default if isinstance(default, str) else f"{default:g}"
+        assert re.search(rf"--{name.replace('_', '-')} [^(]*\({default}[:)]", shown), name

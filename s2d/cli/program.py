@@ -89,11 +89,9 @@ def add_drafting_options(parser: Any) -> None:
     add("--tree", type=parse_tree, metavar="SHAPE", help=words)
     words = "a path of a lower probability is not continued"
     add("--stop", type=probability, metavar="P", help=words)
-    rule = {"dest": "rule", "default": "noise", "const": "rejection"}
     words = "rejection sampling, as in the papers (shared noise)"
-    add("--rejection", action="store_const", help=words, **rule)
-    words = "what proposes the first level (%(default)s)"
-    add("--init", choices=("draft", "target"), default="draft", help=words)
+    add("--rejection", dest="rule", action="store_const", const="rejection", help=words)
+    add("--init", choices=("draft", "target"), help="what proposes the first level (draft)")
     add("--decision", type=Path, metavar="FILE", help="a model of where drafting stops (none)")
     words = "texts for exit 0, by s2d.train text (next to the target)"
     add("--datastore", type=Path, metavar="FILE", help=words)
