@@ -188,16 +188,15 @@ def answer_prompt(args: Namespace, pair: Pair, colors: dict[int, Color]) -> None
         for step in steps:
             if not args.json:
                 streamed.add(step)
-    finally:  # after Ctrl-C, what there is of the answer may be enough
-        answer = decoder.result()
-        if args.json:
-            show(as_json(answer, args, pair, prompt=text))
-        else:
+    finally:  # Ctrl-C ends the line as well
+        if not args.json:
             streamed.finish()
+    answer = decoder.result()
     if args.trace is not None:
         from_rank_0(lambda: write_page(recorder.data(), args.trace))
         tell(f"wrote {args.trace}")
     if args.json:
+        show(as_json(answer, args, pair, prompt=text))
         return
     legend = streamed.colors if sys.stderr.isatty() else {}
     print(f"\n{report(answer, legend, pair.target.dtype)}", file=sys.stderr)

@@ -1,7 +1,6 @@
 """Answers on a terminal: streamed in the colours of the exits, then summed up; or as JSON."""
 
 import json
-import math
 import os
 import sys
 from argparse import Namespace
@@ -158,8 +157,8 @@ def compare(pair: Pair, prompt: list[int], answer: Generation) -> str:
 
 
 def speed_of(generation: Generation) -> float:
-    """Tokens per second; 0 if Ctrl-C came before the first step."""
-    return len(generation.tokens) / (generation.stats.seconds or math.inf)
+    """Tokens per second."""
+    return len(generation.tokens) / generation.stats.seconds
 
 
 def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -> str:
