@@ -22,19 +22,20 @@ from helpers import (
     random_llama,
     refuses,
 )
+from test_draft import Counting
 
-from s2d import generate
+from s2d import generate, load_model
 from s2d.bench import __main__ as bench
-from s2d.bench import check, measure, methods, peers, specbench, speed, tables
+from s2d.bench import check, compare, comparison, measure, methods, peers, specbench, speed, tables
 from s2d.bench.measure import Record, Turn
 from s2d.checkpoint import save_model
 from s2d.checkpoint.pair import load_pair
 from s2d.decoder import Stats
 from s2d.options import Options
+from s2d.rules import Prediction
 from s2d.train import corpus
 from s2d.tree import GrowingShape
 
-HERE = dict(device="cpu", dtype="auto")
 HF = "hf", "--target", "7b"
 SMALL = "--targets 7b --limit 1 --rounds 1 --max-new-tokens 4".split()
 
@@ -106,12 +107,15 @@ def test_turns_are_asked_in_order_with_the_answers_before_them(tokenizer):
         return tokenizer.encode(f"answer {len(asked)}")[1:], None
 
     one, two = {"turns": ["first", "second"]}, {"turns": ["a", "word " * 400, "c"]}
-    first = measure.answer(tokenizer, 512, run, one, 9)
+    first = measure.ask_turns(tokenizer, 512, run, one, 9)
     messages = (["first"], ["first", "answer 1", "second"])
     assert [turn.prompt for turn in first] == [tokenizer.encode_chat(each) for each in messages]
     assert asked == [(turn.prompt, 9) for turn in first]
-    assert [turn.text for turn in first] == ["answer 1", "answer 2"]
-    assert [turn.text for turn in measure.answer(tokenizer, 512, run, two, 10)] == ["answer 3"]
+    texts = [tokenizer.decode(turn.tokens) for turn in first]
+    assert texts == ["answer 1", "answer 2"]
+    assert len(measure.ask_turns(tokenizer, 512, run, two, 10)) == 1
+    asked = lambda run, question, seed: []  # noqa: E731
+    raises_line(measure.measure, ValueError, "no question fits", {"ar": run}, [one], 1, "x", asked)
 
 
 def test_no_method_always_follows_the_same_one():
@@ -129,7 +133,7 @@ def test_no_method_always_follows_the_same_one():
 
 
 def record(method, group, number, tokens, seconds, generation=None):
-    turn = Turn([], [5] * tokens, "", seconds, generation)
+    turn = Turn([], [5] * tokens, seconds, generation)
     return Record(number, method, {"group": group}, [turn])
 
 
@@ -140,13 +144,13 @@ def test_speedups_are_medians_of_ratios_within_a_round():
         for group, gain in (("qa", 2.0), ("rag", 1.0)):
             records.append(record("ar", group, number, 10, slow))
             records.append(record("s2d", group, number, 10, slow / gain))
-    result = tables.summarise(records)
+    result = tables.Comparison("", records).by_group
     speedups = {group: result[group]["s2d"]["speedup"] for group in ("qa", "rag", "overall")}
     assert speedups == pytest.approx({"qa": 2.0, "rag": 1.0, "overall": 4 / 3})
     overall = result["overall"]["s2d"]
     assert [overall["lowest"], overall["highest"]] == pytest.approx([4 / 3, 4 / 3])
     records.append(record("s2d", "qa", 3, 0, 1.0))  # one slow answer in the third round
-    changed = tables.summarise(records)
+    changed = tables.Comparison("", records).by_group
     assert changed["overall"]["s2d"]["speedup"] == pytest.approx(4 / 3)
     assert changed["overall"]["s2d"]["lowest"] < 1
 
@@ -161,17 +165,20 @@ def test_a_table_of_what_was_accepted():
         for prompt in ([1, 2], [3, 4]):
             found = generate(target, prompt, draft, max_new_tokens=9, **options)
             records.append(record(f"s2d of {len(exits)}", "qa", 1, 10, 0.5, found))
-    header, two, one = tables.acceptance_table(records)
-    assert header == ["", "1", "2", "3", "exit 2", "exit 4"]
-    assert two[0] == "s2d of 2" and one[0] == "s2d of 1" and one[3] == one[4] == ""
-    asked, sure, drafted, accepted = map(int, two[4].split(" / "))
+    found = tables.Comparison("", records).acceptance
+    header, two, one = tables.acceptance_table(found)
+    assert two[0] == "s2d of 2" and one[0] == "s2d of 1"
+    assert len(two[1].split()) == 3 and len(one[1].split()) == 2  # positions
+    pattern = r"2: (\d+) / (\d+) / (\d+) / (\d+); 4: 0 / 0 / 0 / 0"
+    asked, sure, drafted, accepted = map(int, re.fullmatch(pattern, two[2]).groups())
     assert asked == sure == drafted >= accepted  # the sums of both answers
     stats = [each.turns[0].generation.stats for each in records[2:4]]
     assert drafted == sum(each.draft_tokens for each in stats)
     assert accepted == sum(each.accepted_tokens for each in stats)
     first = sum(each.depth_accepted[1] for each in stats)
-    assert two[1] == f"{first / sum(each.depth_sent[1] for each in stats):.0%}"
-    assert two[5] == "0 / 0 / 0 / 0"
+    assert two[1].split()[0] == f"{first / sum(each.depth_sent[1] for each in stats):.0%}"
+    # The names are vLLM's, and those are also in results.json.
+    assert found["s2d of 2"]["num_accepted_draft_tokens"] == accepted
 
 
 def test_tables():
@@ -180,29 +187,35 @@ def test_tables():
     ours = SimpleNamespace(stats=stats)
     records = [record("ar", "qa", 1, 10, 0.5), record("s2d", "qa", 1, 20, 1.0, ours)]
     records += [record("ar", "qa", 2, 10, 1.0), record("s2d", "qa", 2, 20, 1.0, ours)]
-    result = tables.summarise(records)
-    columns = result | dict.fromkeys(tables.DETAILS, result["overall"])
-    lines = tables.render(tables.table(columns, ("speedup", "mat"))).splitlines()
-    expected = "s2d 1.50 / 4.00 1.50 / 4.00 1.00 2.00 20.0 0% 75% 7.5 30%"
-    assert lines[2].split() == expected.split()
+    result = tables.Comparison("", records).by_group
+    made = tables.table(result, ("speedup", "mat"), details=tables.DETAILS)
+    expected = ["s2d", "1.50 / 4.00", "1.50 / 4.00", *"1.00 2.00 20.0 0% 75%".split()]
+    assert made[2] == expected and made[0] == ["", "qa", "overall", *tables.DETAILS]
+    assert result["qa"]["s2d"]["needs"] == 4.0 / 1.5
     final = {"a T=0": result["overall"], "a T=1": {"ar": result["overall"]["ar"]}}
-    rows = ["|  | a T=0 | a T=1 | mean |", "| --- | --- | --- | --- |"]
-    rows += ["| ar | 1.00 | 1.00 | 1.00 |", "| s2d | 1.50 / 4.00 |  | 1.50 / 4.00 |"]
-    made = tables.table(final, ("speedup", "mat"), means=True)
-    assert tables.render(made, markdown=True).splitlines() == rows
+    rows = ["|     | a T=0       | a T=1 | mean        |"]
+    rows += ["| --- | ----------- | ----- | ----------- |"]
+    rows += ["| ar  | 1.00        | 1.00  | 1.00        |"]
+    rows += ["| s2d | 1.50 / 4.00 |       | 1.50 / 4.00 |"]
+    made = tables.table(tables.with_means(final), ("speedup", "mat"))
+    assert tables.render(made).splitlines() == rows
 
 
-def test_the_best_of_several_rows_is_chosen_in_each_column():
-    """Afterwards, by speedup alone; such as the best single exit in a group of tasks."""
-    speedups = {"qa": (1.5, 2.0, 1.8), "rag": (3.0, 2.0, 3.5)}
-    result = {}
+def test_s2d_next_to_the_best_of_several_rows():
+    """The best is chosen afterwards, in each column and group; ratios are of s2d to it."""
+    names = ("sd:exits=2", "sd:exits=3", "s2d")
+    speedups = {"qa": (1.5, 2.0, 1.8), "rag": (3.0, 2.0, 3.6), "overall": (2.0, 1.0, 2.2)}
+    found = {}
     for group, values in speedups.items():
-        names = ("sd:exits=2", "sd:exits=3", "s2d")
-        result[group] = {row: {"speedup": each} for row, each in zip(names, values)}
-    chosen = tables.add_best(result, ["sd:exits=2", "sd:exits=3"], "sd, best exit")
-    assert chosen == {"qa": "sd:exits=3", "rag": "sd:exits=2"}
-    best = {group: column["sd, best exit"]["speedup"] for group, column in result.items()}
-    assert best == {"qa": 2.0, "rag": 3.0} and len(result["qa"]) == 4
+        found[group] = {row: {"speedup": each} for row, each in zip(names, values)}
+    other = {"overall": found["overall"] | {"s2d": {"speedup": 1.4}}}
+    lines = tables.best_table({"a T=0": found, "a T=1": other}, names[:2], "s2d")
+    assert lines == [
+        ["", "a T=0", "a T=1", "mean of s2d / best"],
+        ["qa", "sd:exits=3 2.00 / 1.80 / 0.90", "", "0.90"],
+        ["rag", "sd:exits=2 3.00 / 3.60 / 1.20", "", "1.20"],
+        ["overall", "sd:exits=2 2.00 / 2.20 / 1.10", "sd:exits=2 2.00 / 1.40 / 0.70", "0.90"],
+    ]
 
 
 def test_clocks_span_the_whole_call(mini, tokenizer):
@@ -210,7 +223,7 @@ def test_clocks_span_the_whole_call(mini, tokenizer):
     options = Options("ar", max_new_tokens=2)
     pair = load_pair(WEIGHTS / "mini-7b", options=options)
     run = partial(measure.run_ours, pair=pair)
-    [turn] = measure.answer(tokenizer, 512, run, {"turns": ["Hi"]}, 0)
+    [turn] = measure.ask_turns(tokenizer, 512, run, {"turns": ["Hi"]}, 0)
     seconds = turn.generation.stats.seconds
     assert seconds < turn.seconds < seconds + 1
 
@@ -222,13 +235,13 @@ def test_clocks_span_the_whole_call(mini, tokenizer):
             return torch.cat([tokens, torch.tensor([[5, 6]])], dim=1)
 
     run = partial(peers.run_peer, peer=Peer(), max_new_tokens=2)
-    [turn] = measure.answer(tokenizer, 512, run, {"turns": ["Hi"]}, 0)
+    [turn] = measure.ask_turns(tokenizer, 512, run, {"turns": ["Hi"]}, 0)
     assert turn.tokens == [5, 6] and turn.seconds > 0.02
 
 
 def test_the_whole_command(questions, tmp_path, capsys):
     """With transformers, whose greedy text is the target's own, and a picture."""
-    options = ["--methods", "s2d", "sd:exits=2", "sd:exits=3", "--hf", "--check", "--markdown"]
+    options = ["--methods", "s2d", "sd:exits=2", "sd:exits=3", "--hf", "--check"]
     options += ["--questions", questions]
     files = ["--plot", tmp_path / "speed.svg", "--out", tmp_path / "out"]
     assert program(bench.main, *SMALL, "--temperature", "0,1", *options, *files) == 0
@@ -236,15 +249,16 @@ def test_the_whole_command(questions, tmp_path, capsys):
     ours = ["ar", "s2d", "sd:exits=2", "sd:exits=3"]
     assisted = "transformers assisted"
     settings = [f"{assisted}:tokens={n}:threshold={p:g}" for n, p in peers.SETTINGS]
-    best = ["sd, best exit", f"{assisted}, best setting"]
-    each = [*ours, "transformers", assisted, *settings, "transformers look-up", *best]
-    names = [name for name in each if name not in settings]
-    rows = re.findall(r"^\| (\w[^|]+) \| [\d.]+ ", output, re.M)
+    each = [*ours, "transformers", assisted, *settings, "transformers look-up"]
+    names = [*ours, "transformers", assisted, "transformers look-up", f"{assisted}, best setting"]
+    rows = [name.strip() for name in re.findall(r"^\| (\w[^|]+) \| [\d.]+ ", output, re.M)]
     assert rows == [*each, *each, *names]  # at both temperatures, and in the last table
-    for T, (name, among) in product((0, 1), zip(best, (ours[2:], [assisted, *settings]))):
-        [chosen] = re.findall(f"^mini-7b T={T}: {name} is (.+)$", output, re.M)
-        assert chosen in among
-    rows = re.findall(r"^\| (\w[^|]+) \| \d+% ", output, re.M)
+    for T in (0, 1):
+        [best] = re.findall(f"^mini-7b T={T}: the best setting of .* is (.+)$", output, re.M)
+        assert best in [assisted, *settings]
+    assert "speedups of the best single exit / s2d / their ratio" in output
+    assert re.findall(r"^\| overall +\| sd:exits=[23] [\d.]+ / ", output, re.M)
+    rows = [name.strip() for name in re.findall(r"^\| (\w[^|]+) \| \d+% ", output, re.M)]
     assert rows == 2 * ours[1:]  # what was accepted
     for temperature, method in product((0, 1), ours[1:]):
         assert f"mini-7b T={temperature} {method}: 2 answers compared: identical" in output
@@ -254,6 +268,20 @@ def test_the_whole_command(questions, tmp_path, capsys):
         lines = (tmp_path / "out" / f"mini-7b-T0-{name}.jsonl").read_text().splitlines()
         texts.add(json.dumps([json.loads(line)["choices"][0]["turns"] for line in lines]))
     assert len(texts) == 1
+    found = json.loads((tmp_path / "out/results.json").read_text())
+    assert found["machine"]["versions"]["torch"] == torch.__version__
+    assert found["machine"]["processor"] and found["arguments"]["check"] is True
+    assert [each["title"] for each in found["comparisons"]] == ["mini-7b T=0", "mini-7b T=1"]
+    last = found["comparisons"][1]
+    assert last["acceptance"]["s2d"]["num_accepted_tokens_per_pos"][0] > 0
+    assert last["options"]["sd:exits=2"]["exits"] == [2]
+    assert last["options"]["s2d"]["temperature"] == 1.0
+    assert len(last["answers"]) == len(each) * 2 and [*last["by_group"]["qa"]] == each
+    answers = [each for each in last["answers"] if each["method"] == "s2d"]
+    assert [len(answer["turns"]) for answer in answers] == [1, 2]
+    turn = answers[0]["turns"][0]
+    assert sum(turn["stats"]["accept_lengths"]) == len(turn["tokens"]) and turn["seconds"] > 0
+    refuses(bench.main, capsys, "is there already", *SMALL, "--plot", tmp_path / "speed.svg")
 
 
 def test_answer_files_say_what_spec_bench_reads(questions, tmp_path, capsys):
@@ -287,19 +315,91 @@ def family(tmp_path):
     return tmp_path
 
 
-def test_what_cannot_be_measured_is_refused(family, capsys):
+def test_what_cannot_be_measured_is_refused_before_models_are_loaded(family, capsys, monkeypatch):
     common = ["--targets", f"{family}/a/final,{family}/other", *SMALL[2:]]
     draft = ["--draft", WEIGHTS / "mini-draft", "--temperature", "0"]
+    monkeypatch.setattr(comparison, "load_model", lambda *_, **__: pytest.fail("it is loaded"))
     for line, message in (
         (["--methods", "s2d", *draft], "draft and target must share a vocabulary"),
         (["--methods", "s2d-tree:exits=0:stop=2"], "stop: "),
+        (["--methods", "s2d:exits=2,9", *draft], "exits of 4 draft layers"),
         (["--temperature", "1,-1"], "temperature: expected a number"),
     ):
-        assert program(bench.main, *common, *line) == 2
-        assert message in capsys.readouterr().err
-    change_json(family / "a/final/config.json", max_position_embeddings=3)
-    assert program(bench.main, *common) == 2
-    assert "no question fits the context" in capsys.readouterr().err
+        refuses(bench.main, capsys, message, *common, *line)
+
+
+def test_folders_of_one_name_are_told_apart(family, capsys):
+    """And what one of them prevents, its context is too short, costs no figure of the other."""
+    folders = [family / "a/final", family / "b/final", family / "other"]
+    names = speed.name_folders([*folders, folders[0]])
+    assert names == {f"{family}/a/final": folders[0], f"{family}/b/final": folders[1]} | {
+        "other": folders[2]
+    }
+    change_json(family / "b/final/config.json", max_position_embeddings=3)
+    words = ["--targets", ",".join(map(str, folders[:2])), *SMALL[2:], "--temperature", "0"]
+    assert program(bench.main, *words, "--methods", "s2d-tree:exits=0") == 2
+    out, error = capsys.readouterr()
+    assert "b/final T=0: no question fits the context" in error
+    assert re.findall(r"^\|.* \| (.*final T=0) +\| mean", out, re.M) == [f"{family}/a/final T=0"]
+
+
+def test_a_padded_vocabulary_leaves_out_the_peer_that_cannot_take_it(family, capsys):
+    """Before anything is loaded; ours, and the other peers, are measured."""
+    small = family / "small"
+    save_model(random_llama(3, vocab_size=1100, hidden_size=16, head_dim=4), small)
+    words = ["--targets", family / "other", "--draft", small, "--hf", "--methods", "s2d"]
+    assert program(bench.main, *words, *SMALL[2:], "--temperature", "0") == 0
+    out, error = capsys.readouterr()
+    assert f"transformers assisted is left out: the vocabulary of {small} is padded" in error
+    assert out.count("\n| transformers ") == 4 and "assisted" not in out
+
+
+def test_methods_are_compared_from_python(tokenizer):
+    """With exits of one's own, which may have to be new for each answer."""
+    target, draft = load_model(WEIGHTS / "mini-7b"), load_model(WEIGHTS / "mini-draft")
+    prompts = [tokenizer.encode_chat([text]) for text in ("Give me a tip.", "Why is that so?")]
+    made = []
+
+    class Once(Counting):
+        """What comes after a token is that token; ``keep`` is told of one text only."""
+
+        exit_layer = 9
+
+        def predict(self, tree):
+            self.context = getattr(self, "context", tree.context[: len(prompts[0])])
+            last = [(tree.context + tree.path(node))[-1] for node in tree.frontier]
+            probs = torch.eye(target.config.vocab_size)[last]
+            return Prediction(probs, confidence=0.6)
+
+    def fresh():
+        made.append(Once())
+        return {"exits": made[-1:], "draft_length": 2}
+
+    found = compare(
+        target,
+        draft,
+        prompts,
+        {"s2d": {}, "fixed": {"method": "sd", "exits": [3]}, "own": fresh},
+        rounds=2,
+        temperature=1.0,
+        max_new_tokens=8,
+    )
+    assert len(found.records) == 2 * 2 * 4 and len(made) == 2 * 2 + 1  # and a warm-up
+    assert [*found.by_group] == ["overall"]
+    assert all(cell["same text"] == 1.0 for cell in found.by_group["overall"].values())
+    text = str(found)
+    assert re.findall(r"^\| (\w+) +\| [\d.]+ / [\d.]+ ", text, re.M) == [
+        "ar",
+        "s2d",
+        "fixed",
+        "own",
+    ]
+    assert re.search(r"^\| s2d .* 2: .*; 3: ", text, re.M) and re.search(
+        r"^\| own .* 9: ", text, re.M
+    )
+    saved = found.as_json()
+    assert json.loads(json.dumps(saved, default=str))["options"]["fixed"]["exits"] == [3]
+    raises_line(compare, ValueError, "unknown option", target, draft, prompts, {"x": {"exit": [2]}})
 
 
 def test_ties_are_told_from_bugs():
@@ -320,21 +420,21 @@ def test_ties_are_told_from_bugs():
     gap, error = difference([7, 5], [9, 5])
     assert gap == 0.0 < error < 1e-4
     assert difference([7], [7, 5]) == (inf, 0.0) and difference([7, 5], [7, 5]) is None
-    assert check.verdict([(gap, error)])[1] and check.verdict([]) == ("identical", True)
-    assert not check.verdict([(gap, error), difference([7], [least])])[1]
+    assert check.explain([(gap, error)])[1] and check.explain([]) == ("identical", True)
+    assert not check.explain([(gap, error), difference([7], [least])])[1]
     # Above T = 0 the noise tells the two apart.
-    assert not check.verdict([difference([7], [9], temperature=0.5)])[1]
+    assert not check.explain([difference([7], [9], temperature=0.5)])[1]
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_check_exits_with_1_for_a_bug(temperature, questions, monkeypatch, capsys):
-    right = speed.run_ours
+    right = comparison.run_ours
 
     def wrong(*arguments, **options):
         tokens, made = right(*arguments, **options)
         return tokens if made.options.method == "ar" else [*tokens[:2], 99], made
 
-    monkeypatch.setattr(speed, "run_ours", wrong)
+    monkeypatch.setattr(comparison, "run_ours", wrong)
     arguments = [*SMALL, "--methods", "s2d", "s2d:rejection", "--questions", questions, "--check"]
     assert program(bench.main, *arguments, "--temperature", temperature) == 1
     lines = re.findall(r"^mini-7b T=\d (.*: 2 answers compared: .*)", capsys.readouterr().out, re.M)
@@ -365,6 +465,20 @@ def test_each_model_is_loaded_once():
     folder, draft = WEIGHTS / "mini-7b", WEIGHTS / "mini-draft"
     names = "ar", "sd:exits=2", "s2d:exits=1,4", f"sd:exits=3:draft={folder}"
     found = {name: methods.parse_method(name, draft) for name in names}
-    alone, one, other, itself = speed.load_pairs(folder, found, SimpleNamespace(**HERE)).values()
+    choices = comparison.choose_methods(folder, found)
+    assistant = peers.choose_assistant(choices)  # has as many layers as any method's draft
+    assert assistant.found.draft == draft and assistant.options.exits == (1, 4)
+    alone, one, other, itself = comparison.load_methods(choices, "cpu", "auto").values()
     assert alone.draft is None and one.draft is other.draft
     assert itself.draft is itself.target is alone.target is one.target
+
+
+def test_the_readme_compares_an_exit_of_ones_own(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "s2d/bench/README.md").read_text(), re.S)
+    exec(block, {})
+    assert re.findall(r"^\| (\w+) +\| 1?\d", capsys.readouterr().out, re.M)[:3] == [
+        "ar",
+        "s2d",
+        "own",
+    ]

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-from argparse import Namespace
 
 import pytest
 import torch
@@ -19,8 +18,8 @@ from safetensors.torch import load_file, save_file
 import run
 from s2d import find_draft, generate, load_model
 from s2d.bench import __main__ as bench
+from s2d.bench.comparison import choose_methods, load_methods
 from s2d.bench.methods import parse_method
-from s2d.bench.speed import load_pairs
 from s2d.checkpoint import save_model
 from s2d.checkpoint.load import cut_drafting
 from s2d.options import METHODS
@@ -127,7 +126,7 @@ def test_the_benchmark_reads_a_draft_once_up_to_its_last_exit(whole, cut):
     methods = {"ar": parse_method("ar", None)}
     for name in ("sd:exits=2", "s2d:exits=1,4", f"sd:exits=3:draft={whole}"):
         methods[name] = parse_method(name, cut)
-    models = load_pairs(whole, methods, Namespace(device="cpu", dtype="float64"))
+    models = load_methods(choose_methods(whole, methods), "cpu", "float64")
     assert models["sd:exits=2"].draft is models["s2d:exits=1,4"].draft
     assert len(models["sd:exits=2"].draft.model.layers) == 4
     itself = models[f"sd:exits=3:draft={whole}"]

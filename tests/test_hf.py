@@ -56,6 +56,11 @@ def test_what_transformers_would_guess_is_not_compared(folder, capsys):
 def test_a_miniature_with_its_draft_by_every_method(capsys):
     assert check("7b") == 0
     assert len(capsys.readouterr().out.splitlines()) == 3 + 6
+    assert check("7b", "--exits", "1,4") == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    exits = "sd:exits=1", "sd:exits=4", "mcsd:exits=4", "s2d:exits=1,4", "s2d-tree:exits=1,4"
+    assert rows[-6:] == ["ar", *exits]
+    refuses(bench.main, capsys, "exits of 4 draft layers", *HF, "7b", "--exits", "9")
 
 
 def test_a_draft_that_is_named_must_be_there_and_one_that_is_found_must_fit(folder, capsys):

@@ -1,3 +1,9 @@
-"""Measuring on questions: speed next to transformers (``speed``), whether drafting pays (``pays``)
-and the papers' experiments (``papers``), in tables of the same rows (``methods``, ``measure``,
-``tables``); a check of a folder against transformers (``hf``); Spec-Bench's files."""
+"""Measuring: speed next to transformers, whether drafting pays, the papers' experiments.
+
+``compare`` does it from Python. The programs are ``python -m s2d.bench``, see README.md here.
+"""
+
+from .comparison import compare
+from .tables import Comparison
+
+__all__ = ["Comparison", "compare"]

@@ -14,40 +14,43 @@ from ..model import Llama
 from ..sampling import Noise
 from ..stats import Generation
 from .measure import Record
+from .tables import Comparison, by_method
 
 LIKELY = 10  # tokens by whose logits a plain pass is judged
 
+Difference = tuple[float, float]  # a gap between two logits, and the error that a pass may have
 
-def check(name: str, target: Llama, precise: Llama, records: list[Record]) -> int:
-    """Print a line for each method but "ar" that is lossless; return 1 for a bug, or 0.
 
-    Left out is, above T = 0, rejection sampling, which draws another text. ``precise`` is the
-    ``target`` in float64.
+def find_bugs(comparison: Comparison, target: Llama, precise: Llama) -> bool:
+    """Print a line for each method that is lossless; return whether one has a bug.
+
+    Rejection sampling is left out above T = 0, as it draws another text than "ar", and so are
+    roots as published. ``precise`` is the ``target`` in float64.
     """
-    alone = [record for record in records if record.method == "ar"]
-    code = 0
-    for method in dict.fromkeys(record.method for record in records if record.method != "ar"):
-        own = [record for record in records if record.method == method]
-        first = own[0].turns[0].generation
-        if first is None or not first.exact:  # transformers; or roots as published
+    rows = by_method(comparison.records)
+    found = False
+    for method, own in rows.items():
+        made = own[0].turns[0].generation
+        if method == "ar" or made is None:  # transformers
             continue
-        if first.options.rule != "noise" and first.options.temperature > 0:
+        draws_anew = made.options.rule != "noise" and made.options.temperature > 0
+        if draws_anew or not made.exact:
             continue
-        differences = []
-        for one, other in zip(alone, own):
-            for turn, others in zip(one.turns, other.turns):
-                found = first_difference(
-                    target, precise, turn.prompt, turn.generation, others.tokens
-                )
-                if found is not None:
-                    differences.append(found)
-                    break  # later turns have another context
-        line, lossless = verdict(differences)
-        print(f"{name} {method}: {len(own)} answers compared: {line}", flush=True)
-        if not lossless:
-            code = 1
+        differences = [compare_turns(target, precise, *pair) for pair in zip(rows["ar"], own)]
+        line, lossless = explain(differences)
+        print(f"{comparison.title} {method}: {len(own)} answers compared: {line}", flush=True)
+        found = found or not lossless
     print()
-    return code
+    return found
+
+
+def compare_turns(target: Llama, precise: Llama, one: Record, other: Record) -> Difference | None:
+    """The first difference of two records; turns after it have another context."""
+    for turn, others in zip(one.turns, other.turns):
+        found = first_difference(target, precise, turn.prompt, turn.generation, others.tokens)
+        if found is not None:
+            return found
+    return None
 
 
 @torch.inference_mode()
@@ -58,7 +61,7 @@ def first_difference(
     own: Generation,
     other: list[int],
     error: float = 0.0,
-) -> tuple[float, float] | None:
+) -> Difference | None:
     """(gap, error) where the text of ``own`` and the tokens ``other`` first differ, or None.
 
     The gap is between the two tokens' logits in the ``precise`` model, with the noise above T = 0.
@@ -76,18 +79,20 @@ def first_difference(
             likely = exact.topk(LIKELY).indices
             error = max(error, (plain - exact)[likely].abs().max().item())
             # p / e is largest where logits - T log e are.
-            noise = Noise(own.options.seed, len(exact), "cpu", exact.dtype).at([len(context)])[0]
-            decided = exact - own.options.temperature * noise.log()
+            noise = Noise(own.options.seed, len(exact), "cpu", exact.dtype)
+            drawn = noise.at([len(context)])[0]  # (V,)
+            decided = exact - own.options.temperature * drawn.log()
             return decided[list(pair)].diff().abs().item(), error
     return None
 
 
-def verdict(differences: list[tuple[float, float]]) -> tuple[str, bool]:
-    """(one line, whether the method is lossless) from pairs as of ``first_difference``.
+def explain(found: list[Difference | None]) -> tuple[str, bool]:
+    """(one line, whether the method is lossless) from what ``first_difference`` found.
 
     A tie is two tokens no farther apart than two passes can move them, each by the plain one's
     error.
     """
+    differences = [each for each in found if each is not None]
     bugs = sum(gap > 2 * error for gap, error in differences)
     if bugs:
         return f"BUG: {bugs} of {len(differences)} differ by more than rounding explains", False

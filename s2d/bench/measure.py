@@ -10,27 +10,18 @@ from typing import Any, NamedTuple
 from ..checkpoint.notices import progress
 from ..checkpoint.pair import Pair
 from ..checkpoint.tokenizer import Tokenizer
-from ..generation import start
+from ..generation import generate
 from ..stats import Generation
 
-Question = dict[str, Any]  # question_id, category, group, and turns: a list of texts
-# (prompt, seed) -> the tokens of the answer, and all of it; transformers has no more than tokens.
+# question_id, category, group, and turns: a list of texts; in ``compare`` the ids of a prompt.
+Question = dict[str, Any]
+# (prompt, seed) -> the answer's tokens and the Generation, which transformers does not have.
 Run = Callable[[list[int], int], tuple[list[int], Generation | None]]
-
-
-def run_ours(
-    prompt: list[int], seed: int, pair: Pair, **options: Any
-) -> tuple[list[int], Generation]:
-    """The answer of a ``pair`` with its own options and these ``options``."""
-    options = vars(replace(pair.options, seed=seed, **options))
-    made = start(pair.target, prompt, pair.draft, **options).run()
-    return made.tokens, made
 
 
 class Turn(NamedTuple):
     prompt: list[int]
     tokens: list[int]  # of the answer
-    text: str
     seconds: float  # of the whole call
     generation: Generation | None
 
@@ -43,8 +34,29 @@ class Record(NamedTuple):
     question: Question
     turns: list[Turn]
 
+    @property
+    def texts(self) -> list[list[int]]:
+        return [turn.tokens for turn in self.turns]
 
-def answer(
+
+def run_ours(
+    prompt: list[int], seed: int, pair: Pair, **options: Any
+) -> tuple[list[int], Generation]:
+    """The answer of a ``pair``, whose own options are changed by ``options``."""
+    options = vars(replace(pair.options, seed=seed, **options))
+    made = generate(pair.target, prompt, pair.draft, **options)
+    return made.tokens, made
+
+
+def time_run(run: Run, prompt: list[int], seed: int) -> Turn:
+    """Call ``run``. The clock spans the whole call, from ids to ids."""
+    began = time.perf_counter()
+    tokens, generation = run(prompt, seed)
+    seconds = time.perf_counter() - began
+    return Turn(prompt, tokens, seconds, generation)
+
+
+def ask_turns(
     tokenizer: Tokenizer, context_size: int, run: Run, question: Question, seed: int
 ) -> list[Turn]:
     """Ask all turns of a ``question``, until the context is full."""
@@ -55,11 +67,8 @@ def answer(
         prompt = tokenizer.encode_prompt(messages)
         if len(prompt) >= context_size:
             break
-        began = time.perf_counter()
-        tokens, generation = run(prompt, seed)
-        seconds = time.perf_counter() - began
-        messages.append(tokenizer.decode(tokens))
-        turns.append(Turn(prompt, tokens, messages[-1], seconds, generation))
+        turns.append(time_run(run, prompt, seed))
+        messages.append(tokenizer.decode(turns[-1].tokens))
     return turns
 
 
@@ -67,7 +76,7 @@ def measure(
     runs: dict[str, Run],
     questions: Sequence[Question],
     rounds: int,
-    label: str,
+    title: str,
     ask: Callable[[Run, Question, int], list[Turn]],
 ) -> list[Record]:
     """The records of all rounds; ``ask(a run, a question, a seed)`` returns the turns.
@@ -77,12 +86,13 @@ def measure(
     """
     records = []
     every = [(0, 0), *product(range(1, rounds + 1), range(len(questions)))]
-    for number, place in progress(every, f"{label}: turns of all methods", len(every)):
+    for number, place in progress(every, f"{title}: turns of all methods", len(every)):
         seed = 1000 * number + place
+        question = questions[place]
         order = random.Random(seed).sample(list(runs), len(runs))
-        answers = {name: ask(runs[name], questions[place], seed) for name in order}
-        records += [Record(number, name, questions[place], answers[name]) for name in runs]
-    records = [record for record in records if record.round > 0 and record.turns]
+        turns = {name: ask(runs[name], question, seed) for name in order}
+        if number > 0 and all(turns.values()):
+            records += [Record(number, name, question, turns[name]) for name in runs]
     if not records:
-        raise ValueError(f"{label}: no question fits the context")
+        raise ValueError(f"{title}: no question fits the context")
     return records

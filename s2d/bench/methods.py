@@ -5,6 +5,7 @@ It is a method of run.py and, after colons, options of run.py that say what draf
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,20 @@ class Method:
     draft: Path | None  # the draft model; None: the one next to the target, or none
 
 
-def default_methods(draft: Path | None) -> list[str]:
-    """Every method, and ``sd`` from each exit of a draft alone; exit 0 if there is no draft."""
+def default_methods(draft: Path | None, exits: Sequence[int] | None = None) -> list[str]:
+    """Every method, and ``sd`` from each exit of a draft alone; exit 0 if there is no draft.
+
+    ``exits`` take the place of the draft's own.
+    """
     if draft is None:
         return ["s2d-tree:exits=0"]
-    exits = default_drafting(read_config(draft)).exits
-    return [*(f"sd:exits={layers}" for layers in exits), "mcsd", "s2d", "s2d-tree"]
+    if exits is None:
+        own = default_drafting(read_config(draft)).exits
+        return [*(f"sd:exits={each}" for each in own), "mcsd", "s2d", "s2d-tree"]
+    together = ",".join(map(str, exits))
+    single = [f"sd:exits={each}" for each in exits]
+    mcsd = f"mcsd:exits={exits[-1]}"
+    return [*single, mcsd, f"s2d:exits={together}", f"s2d-tree:exits={together}"]
 
 
 def parse_method(text: str, draft: Path | None, folder: Path = Path()) -> Method:

@@ -1,41 +1,38 @@
 """The experiments of two papers on the miniatures, as rows of the benchmark: does it hold here?
 
 S2D (arXiv 2407.01955) and improved MCSD (arXiv 2409.10644). As there, chains and fixed trees are
-verified by rejection sampling.
+verified by rejection sampling. papers.md says how drafts are trained, and what was measured.
 """
 
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from statistics import mean, median
-from timeit import repeat
-
-import numpy as np
-import torch
 
 from ..checkpoint.names import WEIGHTS
-from ..mask import add_nodes, positions_and_mask
-from .measure import run_ours
+from ..checkpoint.pair import Choice
+from .comparison import choose_methods, compare_methods, load_methods
 from .methods import parse_method
 from .specbench import corpus_questions
-from .speed import load_pairs, measure_runs
-from .tables import FORMATS, Result, render, summarise, table
+from .tables import FORMATS, Result, render, table, with_means
 
-MARGIN = 1.1  # times as large: the speed of one method differs by up to 10 % from run to run
+# Two figures differ if one is so many times as large: speeds differ by up to 10 % from run to run,
+# tokens per step by up to 5 % from one training of a draft to the next.
+MARGINS = {"speedup": 1.1}
+OTHER_MARGIN = 1.05
 SIZES = "7b", "13b", "70b"
-TEMPERATURES = 0.0, 1.0
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A claim such as "mat: row | row > other": the best row has more than the best other one."""
+    """What a paper found, as claims about a measure, and the rows that are compared.
+
+    "mat: row | row > other" claims that the best row has more than the best other one, and with >=
+    that it does not have less.
+    """
 
     title: str
     claims: list[str]
     rows: dict[str, str]  # label: method. {size} is the target's; drafts are in --drafts
-    note: str = ""  # what was published, and what to know
 
 
 THREE = "exits=2,3,4:thresholds=0.6,0.4,0"  # as in the papers; the draft uses two by itself
@@ -46,6 +43,7 @@ FORK = "mcsd:exits=3:tree=6,1,1,1,1,1,1,1,1,1:rejection"
 SHORT_FORK = "mcsd:exits=4:tree=6,1,1,1,1,1"
 CONFIGS = "1,1,1,1,1", "4,1,1,1,1", "4,2,2,1", "2,4,3,1,1"
 THRESHOLDS = "0.25,0.25,0", "0.5,0.5,0", "0.75,0.7,0", "0.9,0.9,0"
+DECISION = "decision=decision-{features}-{{size}}.safetensors"
 
 EXPERIMENTS = {
     "targets": Experiment(
@@ -61,11 +59,10 @@ EXPERIMENTS = {
             **{name: f"{row}:draft=alone-4" for name, row in SINGLE.items()},
             "one for each target": f"{S2D}:draft=of-{{size}}",
         },
-        "An ordinary draft is trained at exit 4 alone; exits 2 and 3 stand for 6 and 9 of 12",
     ),
     "sorted": Experiment(
-        "Exits trained together, and each alone (S2D: each is no worse for it)",
-        [f"mat: exit {e}, alone > exit {e}" for e in (2, 3, 4)],
+        "Exits trained together, and each alone (S2D)",
+        [f"mat: exit {e} >= exit {e}, alone" for e in (2, 3, 4)],
         {
             **{name: f"{row}:draft=sorted" for name, row in SINGLE.items()},
             **{f"{name}, alone": f"{row}:draft=alone-{name[-1]}" for name, row in SINGLE.items()},
@@ -75,14 +72,12 @@ EXPERIMENTS = {
         "Thresholds (S2D)",
         ["mat: 0.9,0.9,0 > 0.25,0.25,0"],
         {each: f"s2d:exits=2,3,4:thresholds={each}:rejection" for each in THRESHOLDS},
-        "0.5, 0.5, 0 in the paper's evaluation, 0.75 and 0.7 in its first picture",
     ),
     "tree": Experiment(
         "The draft tree (S2D)",
         ["speedup: tree | large tree > s2d"],
         # The children of growing trees are not drawn: no rejection sampling.
         {"s2d": S2D, "tree": f"s2d-tree:{THREE}", "large tree": f"s2d-tree:tree=10x4x60:{THREE}"},
-        "1.75 (Vicuna 7B) and 1.69 (13B) by a tree, in a later version; 1.34, 1.38 by a chain",
     ),
     "alignment": Experiment(
         "Aligning the draft's features with the target's (S2D), and distillation (2310.08461)",
@@ -106,7 +101,6 @@ EXPERIMENTS = {
         "Trees of fixed shape (MCSD)",
         ["speedup: 2,4,3,1,1 > 1,1,1,1,1 | 4,1,1,1,1 | 4,2,2,1"],
         {each: f"mcsd:exits=4:tree={each}:rejection" for each in CONFIGS},
-        "2,4,3,1,1 is the best for a draft of 68M and Llama-2-7B",
     ),
     "roots": Experiment(
         "Roots from the target (MCSD)",
@@ -120,136 +114,88 @@ EXPERIMENTS = {
             "as published": f"{SHORT_FORK}:init=target:rejection",
             "coupled": f"{SHORT_FORK}:init=target",
         },
-        "As published the root whose branch goes furthest wins: not lossless. Coupled, it is the "
-        "one that the target chooses. Up to 27.5 % faster than MCSD (arXiv 2401.06706)",
     ),
     "decisions": Experiment(
         "Decision models, by both sets of features (MCSD)",
         ["speedup: fork, stats | fork, hidden > fork", "speedup: s2d, stats | s2d, hidden > s2d"],
-        {"fork": FORK, "fork, stop 0.6": f"{FORK}:stop=0.6", "s2d": f"{S2D}:stop=0"}
-        | {
-            f"{name}, {each}": f"{row}:decision=decision-{each}-{{size}}.safetensors"
-            for each in ("stats", "hidden")
-            for name, row in (("fork", FORK), ("s2d", S2D))
+        {
+            "fork": FORK,
+            "fork, stop 0.6": f"{FORK}:stop=0.6",
+            "fork, stats": f"{FORK}:{DECISION.format(features='stats')}",
+            "fork, hidden": f"{FORK}:{DECISION.format(features='hidden')}",
+            "s2d": S2D,
+            "s2d, stop 0": f"{S2D}:stop=0",
+            "s2d, stats": f"{S2D}:{DECISION.format(features='stats')}",
+            "s2d, hidden": f"{S2D}:{DECISION.format(features='hidden')}",
         },
     ),
 }
-MASKS = {"fork of 6, 10 deep": (6, *(1,) * 9), "4,2,2,1": (4, 2, 2, 1), "10,4,2": (10, 4, 2)}
 
 
-def report(args: Namespace) -> None:
+def run_experiments(args: Namespace) -> None:
     """Measure and print each experiment; by default those for which the drafts are there."""
-    trained = {name for name, each in EXPERIMENTS.items() if needs_drafts(each)}
-    names = args.only or [*(name for name in EXPERIMENTS if args.drafts or name not in trained)]
+    names = args.only
+    if names is None:
+        names = [name for name in EXPERIMENTS if args.drafts or not needs_drafts(name)]
+    questions = corpus_questions(args.limit, turns=1)
+    chosen = {}
     for name in names:
-        if name in trained and not args.drafts:
+        if needs_drafts(name) and not args.drafts:
             raise ValueError(f"{name}: give --drafts, see s2d/bench/papers.md")
+        for size in SIZES:
+            chosen[name, size] = choose_rows(name, size, args.drafts or Path())
     for name in names:
-        print(as_text(name, measure(EXPERIMENTS[name], args), args.markdown), flush=True)
-    if not args.only:
-        print(f"### The dynamic sliced mask (MCSD)\n\n{render(time_masks(), args.markdown)}")
+        result: Result = {}
+        for size in SIZES:
+            pairs = load_methods(chosen[name, size], args.device, args.dtype)
+            for comparison in compare_methods(size, pairs, questions, args, peers={}):
+                result[comparison.title] = comparison.by_group["overall"]
+        print(describe(name, with_means(result)), flush=True)
 
 
-def needs_drafts(experiment: Experiment) -> bool:
-    """Whether it compares drafts, or decision models, that have to be trained."""
-    rows = experiment.rows.values()
+def needs_drafts(name: str) -> bool:
+    """Whether an experiment compares drafts, or decision models, that have to be trained."""
+    rows = EXPERIMENTS[name].rows.values()
     return any(":draft=" in row or ".safetensors" in row for row in rows)
 
 
-def measure(experiment: Experiment, args: Namespace) -> Result:
-    """A column is a target at a temperature; rows in turns with the target alone."""
-    questions = [each | {"turns": each["turns"][:1]} for each in corpus_questions(args.limit)]
-    result: Result = {}
-    for size in SIZES:
-        named = {name: row.format(size=size) for name, row in experiment.rows.items()}
-        methods = {"ar": parse_method("ar", None)}
-        for name, row in named.items():
-            methods[name] = parse_method(row, WEIGHTS / "mini-draft", args.drafts or Path())
-        pairs = load_pairs(WEIGHTS / f"mini-{size}", methods, args)
-        runs = {name: partial(run_ours, pair=pair) for name, pair in pairs.items()}
-        for temperature in TEMPERATURES:
-            options = dict(temperature=temperature, max_new_tokens=args.max_new_tokens)
-            column = column_of(size, temperature)
-            records = measure_runs(pairs["ar"], runs, questions, args.rounds, column, options)
-            result[column] = summarise(records)["overall"]
-    columns = [column_of(size, temperature) for temperature in TEMPERATURES for size in SIZES]
-    return {column: result[column] for column in columns}
+def choose_rows(name: str, size: str, drafts: Path) -> dict[str, Choice]:
+    """The rows of an experiment on the target of a ``size``; ``drafts`` has what was trained."""
+    methods = {"ar": parse_method("ar", None)}
+    for label, row in EXPERIMENTS[name].rows.items():
+        methods[label] = parse_method(row.format(size=size), WEIGHTS / "mini-draft", drafts)
+    return choose_methods(WEIGHTS / f"mini-{size}", methods)
 
 
-def column_of(size: str, temperature: float) -> str:
-    return f"{size} T={temperature:g}"
-
-
-def as_text(name: str, result: Result, markdown: bool) -> str:
+def describe(name: str, result: Result) -> str:
     """An experiment: its title, whether its claims hold, and the table."""
     experiment = EXPERIMENTS[name]
-    text = [f"### {experiment.title} (`{name}`)", *filter(None, [experiment.note])]
-    text += [f"- {judge(claim, result)}" for claim in experiment.claims]
+    text = [f"### {experiment.title} (`{name}`)"]
+    text += [f"- {decide(claim, result)}" for claim in experiment.claims]
     named = [claim.partition(":")[0] for claim in experiment.claims]
     measures = list(dict.fromkeys(["speedup", "mat", *named]))
-    lines = table(result, measures, means=True)
+    lines = table(result, measures)
     lines[0][0] = " / ".join(measures)
-    return "\n".join([*text, "", render(lines, markdown), ""])
+    return "\n".join([*text, "", render(lines), ""])
 
 
-def judge(claim: str, result: Result) -> str:
+def decide(claim: str, result: Result) -> str:
     """Whether a claim holds, by the means over all columns.
 
-    It does if they differ by more than MARGIN as it says, and does not if they differ so the other
-    way round; otherwise it is undecided.
+    It does if they differ as it says, and does not if they differ the other way round; otherwise
+    it is undecided, or holds if it is one of >=.
     """
     measure, _, compared = claim.partition(": ")
-    rows, others = (side.split(" | ") for side in compared.split(" > "))
-    means = {row: mean(each[row][measure] for each in result.values()) for row in (*rows, *others)}
-    best, other = (max(side, key=means.get) for side in (rows, others))
-    word = "Undecided"
-    if means[best] > MARGIN * means[other]:
+    sign = ">=" if ">=" in compared else ">"
+    best = []
+    for side in compared.split(f" {sign} "):
+        best.append(max(side.split(" | "), key=lambda row: result["mean"][row][measure]))
+    one, other = (result["mean"][row][measure] for row in best)
+    margin = MARGINS.get(measure, OTHER_MARGIN)
+    word = "Holds" if sign == ">=" else "Undecided"
+    if one > margin * other:
         word = "Holds"
-    elif means[other] > MARGIN * means[best]:
+    elif other > margin * one:
         word = "Does not hold"
-    shown = [format(means[each], FORMATS[measure]) for each in (best, other)]
-    return f"{word} here: {claim} ({best} {shown[0]}, {other} {shown[1]})"
-
-
-def time_masks() -> list[list[str]]:
-    """Microseconds for the masks of all passes of a tree after 100 tokens.
-
-    Each level of the tree is a pass. The ancestor matrix grows from pass to pass, or it is made
-    anew.
-    """
-    lines = [["µs", *MASKS], ["grown with the tree"], ["made anew"]]
-    for widths in MASKS.values():
-        levels = parents_by_level(widths)
-        for line, make in zip(lines[1:], (grow_masks, remake_masks)):
-            seconds = repeat(partial(make, levels), number=1, repeat=50)
-            line.append(f"{1e6 * median(seconds):.0f}")
-    return lines
-
-
-def parents_by_level(widths: Sequence[int]) -> list[list[int]]:
-    """The parents of the nodes of each level of a tree of fixed shape."""
-    levels = []
-    above = [0]
-    size = 1
-    for width in widths:
-        levels.append([node for node in above for _ in range(width)])
-        above = list(range(size, size + len(levels[-1])))
-        size += len(levels[-1])
-    return levels
-
-
-def grow_masks(levels: list[list[int]]) -> None:
-    ancestors = np.ones((1, 1), dtype=bool)
-    for parents in levels:
-        ancestors = add_nodes(ancestors, parents)
-        positions_and_mask(100, 100, ancestors, torch.device("cpu"), torch.float32)
-
-
-def remake_masks(levels: list[list[int]]) -> None:
-    parents: list[int] = []
-    for level in levels:
-        parents += level
-        ancestors = np.eye(1 + len(parents), dtype=bool)
-        for node, parent in enumerate(parents, start=1):
-            ancestors[node] |= ancestors[parent]
-        positions_and_mask(100, 100, ancestors, torch.device("cpu"), torch.float32)
+    shown = [f"{row} {value:{FORMATS[measure]}}" for row, value in zip(best, (one, other))]
+    return f"{word} here: {claim} ({', '.join(shown)})"

@@ -5,60 +5,44 @@ it *has* is its MAT, and has / needs is the speedup.
 """
 
 from argparse import Namespace
-from collections.abc import Iterable
-from functools import partial
 
 import torch
 from torch.utils.benchmark import Timer
 
 from ..checkpoint import placement
 from ..checkpoint.names import find_target
-from ..checkpoint.pair import load_pair
+from ..checkpoint.pair import choose_pair
 from ..model import Llama
 from ..options import Options
-from .measure import run_ours
-from .methods import parse_method
+from .comparison import choose_methods, compare_methods, load_methods
+from .methods import default_methods, parse_method
 from .specbench import corpus_questions
-from .speed import load_pairs, measure_runs
-from .tables import Cell, render, summarise
+from .tables import Cell, fastest, render, table
 
 ROWS = 1, 2, 4, 8, 16, 64  # of the passes that are timed
 CONTEXT = 200  # cached positions that they attend to
 SECONDS = 0.2  # that one of them is timed
 
 
-def report(args: Namespace) -> None:
+def measure_costs(args: Namespace) -> None:
     """Print what passes cost, and what methods need and have."""
     folder = find_target(args.target)
-    asked = Options(exits=args.exits)
-    pair = load_pair(folder, args.draft, asked, args.device, args.dtype)
-    exits = pair.options.exits
-    print(f"{folder.name} on {placement(pair.target)}\ndraft: {pair.found.words}\n")
-    costs = {"target": time_passes(pair.target, pair.target.config.num_hidden_layers)}
-    for each in filter(None, exits):  # exit 0 has no layers
-        costs[f"exit {each}"] = time_passes(pair.draft, each)
-    print(render(table_of_costs(costs), args.markdown), flush=True)
-
-    names = name_methods(exits)
-    pairs = load_pairs(folder, {name: parse_method(name, args.draft) for name in names}, args)
-    runs = {name: partial(run_ours, pair=each) for name, each in pairs.items()}
-    questions = [each | {"turns": each["turns"][:1]} for each in corpus_questions(args.limit)]
-    for temperature in args.temperature:
-        options = dict(temperature=temperature, max_new_tokens=args.max_new_tokens)
-        column = f"T={temperature:g}"
-        records = measure_runs(pair, runs, questions, args.rounds, column, options)
-        cells = summarise(records)["overall"]
-        print(f"\n{column}\n\n{render(table_of_methods(cells), args.markdown)}\n")
-        print(verdict(cells), flush=True)
-
-
-def name_methods(exits: Iterable[int]) -> list[str]:
-    """The target alone, each exit alone, and all of them together."""
-    together = ",".join(map(str, exits))
-    chains = [f"sd:exits={each}" for each in exits]
-    if len(chains) > 1:
-        chains.append(f"s2d:exits={together}")
-    return ["ar", *chains, f"s2d-tree:exits={together}"]
+    choice = choose_pair(folder, args.draft, Options(exits=args.exits))
+    names = ["ar", *default_methods(choice.found.draft, choice.options.exits)]
+    methods = {name: parse_method(name, args.draft) for name in names}
+    pairs = load_methods(choose_methods(folder, methods), args.device, args.dtype)
+    target = pairs["ar"].target
+    print(f"{folder.name} on {placement(target)}\n")
+    costs = {"target": time_passes(target, target.config.num_hidden_layers)}
+    for each in filter(None, choice.options.exits):  # exit 0 has no layers
+        costs[f"exit {each}"] = time_passes(pairs[names[-1]].draft, each)
+    print(render(table_of_costs(costs)), flush=True)
+    questions = corpus_questions(args.limit, turns=1)
+    for comparison in compare_methods(folder.name, pairs, questions, args, peers={}):
+        cells = comparison.by_group["overall"]
+        lines = table({"needs / has / speedup": cells}, ("needs", "mat", "speedup"))
+        print(f"\n{comparison.title}: tokens per step\n\n{render(lines)}\n")
+        print(name_fastest(cells), flush=True)
 
 
 @torch.inference_mode()
@@ -69,9 +53,11 @@ def time_passes(model: Llama, layers: int) -> dict[int, float]:
     cache.advance(context)
 
     def run(rows: int) -> None:
-        hidden = model.embed(torch.zeros(1, rows, dtype=torch.long, device=model.device))
+        tokens = torch.zeros(1, rows, dtype=torch.long, device=model.device)
+        hidden = model.embed(tokens)  # (1, rows, hidden)
         mask = hidden.new_full((rows, context + rows), -torch.inf).triu(context + 1)
-        model.logits(model.run_layers(hidden, end=layers, mask=mask, cache=cache)[0])
+        hidden = model.run_layers(hidden, end=layers, mask=mask, cache=cache)
+        model.logits(hidden[0])
         cache.keep(context, [])
 
     seconds = {}
@@ -91,18 +77,10 @@ def table_of_costs(costs: dict[str, dict[int, float]]) -> list[list[str]]:
     return lines
 
 
-def table_of_methods(cells: dict[str, Cell]) -> list[list[str]]:
-    """Tokens per step that each method needs, those that it has, and their ratio, the speedup."""
-    lines = [["tokens per step", "needs", "has", "speedup", "the draft's share of the time"]]
-    for name, cell in cells.items():
-        shown = cell["mat"] / cell["speedup"], cell["mat"], cell["speedup"]
-        lines.append([name, *(f"{each:.2f}" for each in shown), f"{cell['draft time']:.0%}"])
-    return lines
-
-
-def verdict(cells: dict[str, Cell]) -> str:
+def name_fastest(cells: dict[str, Cell]) -> str:
     """One line: which method is fastest, and whether it pays."""
-    name = max((each for each in cells if each != "ar"), key=lambda each: cells[each]["speedup"])
+    name = fastest(cells, [each for each in cells if each != "ar"])
     speedup = cells[name]["speedup"]
-    pays = "it pays" if speedup > 1 else "it does not pay"
-    return f"{pays}: the fastest is {name}, {speedup:.2f} times as fast as the target alone"
+    verdict = "it pays" if speedup > 1 else "it does not pay"
+    times = f"{speedup:.2f} times as fast as the target alone"
+    return f"{verdict}: the fastest is {name}, {times}"

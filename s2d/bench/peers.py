@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from ..checkpoint import empty_model
-from ..checkpoint.config import config_to_dict
+from ..checkpoint.config import config_to_dict, read_config
+from ..checkpoint.names import is_same_folder
 from ..checkpoint.notices import tell
+from ..checkpoint.pair import Choice
 from ..model import Llama
 from .measure import Run
 
@@ -44,23 +46,42 @@ def keep_float64(peer: Any) -> None:
             peer.set_submodule(name, precise)
 
 
+def choose_assistant(choices: dict[str, Choice]) -> Choice:
+    """What transformers runs: the target, and the first draft of our methods if it may assist.
+
+    It has as many layers as any of our methods uses. transformers wants vocabularies of one size,
+    padding included, unless it has both tokenizers.
+    """
+    drafted = []
+    for choice in choices.values():
+        draft = choice.found.draft
+        if draft is not None and not is_same_folder(draft, choice.folder):
+            drafted.append(choice)
+    if not drafted:
+        return choices["ar"]
+    draft = drafted[0].found.draft
+    if read_config(draft).vocab_size != read_config(drafted[0].folder).vocab_size:
+        tell(f"{ASSISTED} is left out: the vocabulary of {draft} is padded to another size")
+        return choices["ar"]
+    same = [choice for choice in drafted if choice.found.draft == draft]
+    return max(same, key=lambda choice: choice.options.exits[-1])
+
+
 def peers_of(target: Llama, draft: Llama | None) -> dict[str, Run]:
     """{name: run} of transformers' ``generate``: alone, assisted by a ``draft``, with look-up.
 
-    Assisted with its own defaults, which are 20 tokens at a confidence of 0.4, and with each of
-    SETTINGS.
+    Assisted by its own defaults, 20 tokens at a confidence of 0.4, and with each of SETTINGS.
     """
     run = partial(run_peer, peer=as_transformers(target))
     peers = {"transformers": run}
-    if draft is not None and len(draft.model.embed_tokens.weight) != target.config.vocab_size:
-        tell(f"{ASSISTED} is left out: it needs vocabularies of one size, padding included")
-    elif draft is not None:
+    if draft is not None:
         peers[ASSISTED] = partial(run, assistant_model=as_transformers(draft))
         for count, threshold in SETTINGS:
             assistant = as_transformers(draft)  # it holds its settings; the weights are shared
-            assistant.generation_config.num_assistant_tokens = count
-            assistant.generation_config.num_assistant_tokens_schedule = "constant"
-            assistant.generation_config.assistant_confidence_threshold = threshold
+            settings = assistant.generation_config
+            settings.num_assistant_tokens = count
+            settings.num_assistant_tokens_schedule = "constant"
+            settings.assistant_confidence_threshold = threshold
             name = f"{ASSISTED}:tokens={count}:threshold={threshold:g}"
             peers[name] = partial(run, assistant_model=assistant)
     return peers | {"transformers look-up": partial(run, prompt_lookup_num_tokens=10)}

@@ -3,25 +3,29 @@
 import json
 import re
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from ..checkpoint.files import read_text, staged
+from ..checkpoint.tokenizer import Tokenizer
 from ..train.corpus import GROUPS, conversations
 from .measure import Question, Record
+from .tables import Comparison, by_method
 
 MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".split()
 
 
-def corpus_questions(per_group: int) -> list[Question]:
-    """Held-out conversations of the corpus, as ``read_questions`` returns questions."""
+def corpus_questions(limit: int, turns: int | None = None) -> list[Question]:
+    """Held-out conversations of the corpus, ``limit`` of each group, up to so many ``turns``."""
     questions = []
     for group in GROUPS:
         category = "writing" if group == "mt_bench" else group
-        for conversation in islice(conversations(2, "held-out", [group]), per_group):
+        for conversation in islice(conversations(2, "held-out", [group]), limit):
+            asked = [user for user, _ in conversation.turns]
             question = {"question_id": len(questions), "category": category, "group": group}
-            questions.append(question | {"turns": [asked for asked, _ in conversation.turns]})
+            questions.append(question | {"turns": asked[:turns]})
     return questions
 
 
@@ -31,39 +35,47 @@ def read_questions(path: Path, limit: int) -> list[Question]:
     questions = []
     try:
         for line in filter(str.strip, read_text(path).split("\n")):
-            question = json.loads(line)
-            question = {key: question[key] for key in ("question_id", "category", "turns")}
-            texts = [question["category"], *question["turns"]]
-            if type(question["turns"]) is not list or {*map(type, texts)} != {str}:
+            read = json.loads(line)
+            question = {key: read[key] for key in ("question_id", "category", "turns")}
+            category, turns = question["category"], question["turns"]
+            if type(turns) is not list or {*map(type, [category, *turns])} != {str}:
                 raise ValueError("category is a text, turns is a list of texts")
-            in_mt_bench = question["category"] in MT_BENCH
-            group = "mt_bench" if in_mt_bench else question["category"]
+            group = "mt_bench" if category in MT_BENCH else category
             taken[group] += 1
             if taken[group] <= limit:
                 questions.append(question | {"group": group})
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is not in Spec-Bench's question format ({error!r})") from None
     if not questions:
         raise ValueError(f"{path} has no questions")
     return questions
 
 
-def write_answers(folder: Path, column: str, records: list[Record]) -> None:
+def write_answers(folder: Path, comparison: Comparison, tokenizer: Tokenizer) -> None:
     """A file per method, as Spec-Bench's evaluation/speed.py and equal.py read it: last round."""
-    files: defaultdict[str, str] = defaultdict(str)
-    for record in (each for each in records if each.round == records[-1].round):
-        name = re.sub(r"[^\w.,]+", "-", f"{column.replace(' T=', '-T')}-{record.method}")
-        made = [turn.generation for turn in record.turns if turn.generation]
-        lengths = [each.stats.accept_lengths for each in made]
-        choice = dict(index=0, turns=[turn.text for turn in record.turns])
-        choice["wall_time"] = [turn.seconds for turn in record.turns]
-        choice["new_tokens"] = [len(turn.tokens) for turn in record.turns]
-        choice["decoding_steps"] = [len(each) for each in lengths] or choice["new_tokens"]
-        choice["accept_lengths"] = sum(lengths, [])
-        line = {key: record.question[key] for key in ("question_id", "category")}
-        line |= dict(model_id=name, answer_id=f"{name}-{line['question_id']}")
-        line |= dict(tstamp=time.time(), choices=[choice])
-        files[name] += json.dumps(line, ensure_ascii=False) + "\n"
-    for name, lines in files.items():
+    title = comparison.title.replace(" T=", "-T")
+    last = comparison.records[-1].round
+    for method, records in by_method(comparison.records).items():
+        name = re.sub(r"[^\w.,]+", "-", f"{title}-{method}")
+        lines = ""
+        for record in records:
+            if record.round == last:
+                answer = answer_of(record, name, tokenizer)
+                lines += json.dumps(answer, ensure_ascii=False) + "\n"
         with staged(folder / f"{name}.jsonl") as stage:
             stage.write_text(lines, encoding="utf-8")
+
+
+def answer_of(record: Record, name: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    question_id = record.question["question_id"]
+    counts = [len(tokens) for tokens in record.texts]
+    made = [turn.generation for turn in record.turns if turn.generation]
+    lengths = [each.stats.accept_lengths for each in made]
+    choice = {"index": 0, "turns": [tokenizer.decode(tokens) for tokens in record.texts]}
+    choice["wall_time"] = [turn.seconds for turn in record.turns]
+    choice["new_tokens"] = counts
+    choice["decoding_steps"] = [len(each) for each in lengths] or counts
+    choice["accept_lengths"] = sum(lengths, [])
+    named = {"question_id": question_id, "category": record.question["category"]}
+    named |= {"model_id": name, "answer_id": f"{name}-{question_id}"}
+    return named | {"tstamp": time.time(), "choices": [choice]}

@@ -1,132 +1,153 @@
 """Every method on every target, as speedups over the target alone in the same run."""
 
+import json
+import platform
+import sys
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..checkpoint import load_model, placement
-from ..checkpoint.files import refuse_existing
+from ..checkpoint.files import refuse_existing, staged
 from ..checkpoint.names import find_draft, find_target
-from ..checkpoint.pair import Pair, choose_pair, load_chosen, load_pair
-from ..model import Llama
+from ..checkpoint.pair import Choice, load_chosen
 from ..options import Options
-from .check import check
-from .measure import Question, Record, Run, answer, measure, run_ours
-from .methods import Method, default_methods, parse_method
-from .peers import ASSISTED, peers_of
+from .check import find_bugs
+from .comparison import choose_methods, compare_methods, load_methods
+from .measure import Run
+from .methods import default_methods, parse_method
+from .peers import ASSISTED, choose_assistant, peers_of
 from .specbench import corpus_questions, read_questions, write_answers
-from .tables import (
-    DETAILS,
-    Result,
-    acceptance_table,
-    add_best,
-    render,
-    summarise,
-    table,
-    write_plot,
-)
+from .tables import Cell, Comparison, best_table, fastest, render, table, with_means, write_plot
 
-BEST_EXIT = "sd, best exit"
-BEST_ASSISTED = f"{ASSISTED}, best setting"
+PACKAGES = "torch", "transformers", "numpy", "safetensors", "sentencepiece", "tokenizers"
 
 
-def report(args: Namespace) -> int:
-    """Measure; print a table for each target and temperature, and one of all. The exit code."""
-    if args.out:
-        refuse_existing(args.out)
-    if min(args.temperature) < 0:
-        raise ValueError(f"temperature: expected a number from 0, got {min(args.temperature)}")
-    folders = list(dict.fromkeys(map(find_target, args.targets)))
+def measure_speed(args: Namespace) -> int:
+    """Measure; print a table for each target and temperature, and of all. Returns the exit code.
+
+    What cannot be measured is refused before anything is loaded. If a target fails, the tables of
+    those before it are there.
+    """
+    if args.plot:
+        import_module("matplotlib")  # a missing one shows now
+    if args.hf:
+        import_module("transformers")
+    for output in filter(None, (args.out, args.plot)):
+        refuse_existing(output)
+    Options(temperature=min(args.temperature))  # refuses a negative one
+    folders = [find_target(name) for name in args.targets]
     names = args.methods or default_methods(find_draft(folders[0], args.draft).draft)
     methods = {name: parse_method(name, args.draft) for name in ["ar", *names]}
     questions = corpus_questions(args.limit)
     if args.questions:
         questions = read_questions(args.questions, args.limit)
+    chosen = {}
+    for name, folder in name_folders(folders).items():
+        choices = choose_methods(folder, methods)
+        chosen[name] = choices, choose_assistant(choices) if args.hf else None
     print(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n")
-    overall: Result = {}
+    found: list[Comparison] = []
     code = 0
-    for folder in folders:
-        pairs = load_pairs(folder, methods, args)
-        runs = {name: partial(run_ours, pair=pair) for name, pair in pairs.items()}
-        exits = [name for name, pair in pairs.items() if pair.options.method == "sd" and pair.draft]
-        alone = pairs["ar"]
-        theirs: dict[str, Run] = {}
-        if args.hf:  # it takes the weights as they are stored
-            plain = partial(load_model, quick=False)
-            pair = load_pair(folder, args.draft, Options(), args.device, args.dtype, plain)
-            theirs = peers_of(pair.target, None if pair.draft is pair.target else pair.draft)
-        assisted = [name for name in theirs if name.startswith(ASSISTED)]
-        print(f"{folder.name} on {placement(alone.target)}")
-        print(f"prompt format: {alone.tokenizer.prompt_format.name}\n")
-        for temperature in dict.fromkeys(args.temperature):
-            column = f"{folder.name} T={temperature:g}"
-            options = dict(temperature=temperature, max_new_tokens=args.max_new_tokens)
-            records = measure_runs(alone, runs | theirs, questions, args.rounds, column, options)
-            by_group = summarise(records)
-            overall[column] = by_group["overall"]
-            for rows, name in ((exits, BEST_EXIT), (assisted, BEST_ASSISTED)):
-                if len(rows) > 1:
-                    chosen = add_best(by_group, rows, name)
-                    print(f"{column}: {name} is {chosen['overall']}")
-            show(column, by_group, records, args.markdown)
-            for row in assisted[1:]:
-                del overall[column][row]  # its many settings
-            if args.out:
-                write_answers(args.out, column, records)
+    try:
+        for name, (choices, assistant) in chosen.items():
+            pairs = load_methods(choices, args.device, args.dtype)
+            alone = pairs["ar"]
+            print(f"{name} on {placement(alone.target)}")
+            print(f"prompt format: {alone.tokenizer.prompt_format.name}\n")
+            peers = {} if assistant is None else load_peers(assistant, args)
             if args.check:
-                precise = load_model(folder, args.device, "float64")
-                code = max(code, check(column, alone.target, precise, records))
-    print(render(table(overall, ("speedup", "mat"), means=True), args.markdown))
-    if args.plot:
-        write_plot(args.plot, overall, across=len(set(args.temperature)))
+                precise = load_model(alone.folder, args.device, "float64")
+            for comparison in compare_methods(name, pairs, questions, args, peers):
+                found.append(comparison)
+                print(comparison, flush=True)
+                if args.out:
+                    write_answers(args.out, comparison, alone.tokenizer)
+                if args.check and find_bugs(comparison, alone.target, precise):
+                    code = 1
+    finally:
+        if found:
+            show_all(found, choices, args)
     return code
 
 
-def load_pairs(folder: Path, methods: dict[str, Method], args: Namespace) -> dict[str, Pair]:
-    """{name: what it needs} of ``methods`` for the target in a ``folder``; each model once."""
-    choices = {}
-    layers_of: Counter[Path] = Counter()  # {folder of a draft: its layers up to the last exit}
-    for name, method in methods.items():
-        choices[name] = choose_pair(folder, method.draft, Options(**method.options))
-        draft = choices[name].found.draft
-        if draft is not None:
-            layers_of[draft] = max(layers_of[draft], choices[name].options.exits[-1])
-    load_once = cache(load_model)
+def load_peers(assistant: Choice, args: Namespace) -> dict[str, Run]:
+    """transformers' decoders, which take weights as they are stored."""
+    plain = partial(load_model, quick=False)
+    pair = load_chosen(assistant, args.device, args.dtype, plain)
+    return peers_of(pair.target, pair.draft)
 
-    def load(path: Path, device: str, dtype: Any, layers: int | None = None) -> Llama:
-        return load_once(path, device, dtype, layers=layers and layers_of[path])
 
+def name_folders(folders: list[Path]) -> dict[str, Path]:
+    """Each of ``folders`` once, by its name, or by its path where others have the same name."""
+    places = list(dict.fromkeys(folder.absolute() for folder in folders))
+    names = [place.name for place in places]
+    named = {}
+    for place in places:
+        is_unique = names.count(place.name) == 1
+        named[place.name if is_unique else str(place)] = place
+    return named
+
+
+def show_all(found: list[Comparison], choices: dict[str, Choice], args: Namespace) -> None:
+    """Print a table of all, and ``s2d`` next to the best single exit; write what is asked for."""
+    overall = {comparison.title: keep_best_setting(comparison) for comparison in found}
+    print(render(table(with_means(overall), ("speedup", "mat"))))
+    kinds = {}
+    for name, choice in choices.items():
+        if choice.found.draft is not None:
+            kinds[name] = choice.options.method
+    single = [name for name, kind in kinds.items() if kind == "sd"]
+    results = {comparison.title: comparison.by_group for comparison in found}
+    for name, kind in kinds.items():
+        if single and kind == "s2d":
+            print(f"\nspeedups of the best single exit / {name} / their ratio\n")
+            print(render(best_table(results, single, name)))
+    if args.plot:
+        write_plot(args.plot, overall, across=len(set(args.temperature)))
+    if args.out:
+        data = {"arguments": vars(args), "machine": describe_machine()}
+        data["comparisons"] = [comparison.as_json() for comparison in found]
+        with staged(args.out / "results.json") as stage:
+            stage.write_text(json.dumps(data, default=str), encoding="utf-8")
+
+
+def keep_best_setting(comparison: Comparison) -> dict[str, Cell]:
+    """The column of all groups, with two rows for assisted transformers: its default, its best."""
+    column = dict(comparison.by_group["overall"])
+    assisted = [row for row in column if row.startswith(ASSISTED)]
+    if assisted:
+        best = fastest(column, assisted)
+        print(f"{comparison.title}: the best setting of {ASSISTED} is {best}")
+        column[f"{ASSISTED}, best setting"] = column[best]
+    for row in assisted[1:]:
+        del column[row]
+    return column
+
+
+def describe_machine() -> dict[str, Any]:
+    """The processor, and the versions of what has been imported."""
+    versions = {name: version(name) for name in PACKAGES if name in sys.modules}
     return {
-        name: load_chosen(choice, args.device, args.dtype, load) for name, choice in choices.items()
+        "system": platform.platform(),
+        "processor": name_processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "versions": {"python": platform.python_version(), **versions},
     }
 
 
-def measure_runs(
-    pair: Pair,
-    runs: dict[str, Callable[..., Any]],
-    questions: list[Question],
-    rounds: int,
-    column: str,
-    options: dict[str, Any],
-) -> list[Record]:
-    """The records of ``runs``, with these ``options``, on questions for the target of ``pair``."""
-    ready = {name: partial(run, **options) for name, run in runs.items()}
-    ask = partial(answer, pair.tokenizer, pair.target.config.max_position_embeddings)
-    return measure(ready, questions, rounds, column, ask)
-
-
-def show(column: str, by_group: Result, records: list[Record], markdown: bool) -> None:
-    """Print two tables: speedups by group, and what was accepted."""
-    # Columns that are named after measures show these.
-    details = by_group | dict.fromkeys(DETAILS, by_group["overall"])
-    lines = render(table(details, ("speedup", "mat")), markdown)
-    print(f"{column}: speedup / mean accepted tokens\n\n{lines}\n", flush=True)
-    drafted = acceptance_table(records)
-    if len(drafted) > 1:
-        title = "accepted by position; by exit asked / sure / drafted / accepted"
-        print(f"{column}: {title}\n\n{render(drafted, markdown)}\n", flush=True)
+def name_processor() -> str:
+    """As Linux calls it; elsewhere, as Python does."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,12 +1,15 @@
-"""From records to a Result, and from that to a table or a picture."""
+"""From records to tables, a picture and JSON."""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import fields
-from itertools import product
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from math import ceil
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
+from ..checkpoint.files import staged
 from ..cli.terminal import acceptance, rates_by_position
 from ..stats import Generation, Stats
 from ..train.corpus import GROUPS
@@ -15,150 +18,221 @@ from .measure import Record
 Cell = dict[str, float]  # {measure: value}
 Result = dict[str, dict[str, Cell]]  # {column: {row: cell}}
 
-FORMATS = dict.fromkeys(("speedup", "lowest", "highest", "mat"), ".2f")
-FORMATS |= dict.fromkeys(("accepted", "same text", "draft time"), ".0%")
-FORMATS |= {"tokens/s": ".1f", "layers": ".1f"}
-DETAILS = ("lowest", "highest", "tokens/s", "same text", "accepted", "layers", "draft time")
+DETAILS = ("lowest", "highest", "tokens/s", "same text", "accepted")
+FORMATS = dict.fromkeys(("speedup", "lowest", "highest", "mat", "needs"), ".2f")
+FORMATS |= {"accepted": ".0%", "same text": ".0%", "tokens/s": ".1f"}
 
 
-def summarise(records: list[Record]) -> Result:
-    """A Result whose columns are the groups and "overall", and whose rows are the methods.
+@dataclass(frozen=True)
+class Comparison:
+    """What methods did in all rounds, on one target at one temperature. Printed, it is tables."""
 
-    Speedups are ratios of tokens per second to "ar" in the same round: the median over rounds, the
-    lowest and the highest. The same text is the share of answers that are those of "ar".
-    """
-    result: Result = {}
-    methods = dict.fromkeys(record.method for record in records)
-    for group, method in product((*GROUPS, "overall"), methods):
-        inside = [r for r in records if group in (r.question["group"], "overall")]
-        own = [r for r in inside if r.method == method]
-        if not own:
-            continue
-        alone = [r for r in inside if r.method == "ar"]
-        speeds = speed_by_round(own)
-        speeds_alone = speed_by_round(alone)
-        ratios = [speeds[number] / speeds_alone[number] for number in speeds]
-        cell = {"speedup": median(ratios), "lowest": min(ratios), "highest": max(ratios)}
-        cell["tokens/s"] = median(speeds.values())
-        same = [tokens_of(one) == tokens_of(other) for one, other in zip(own, alone)]
-        cell["same text"] = mean(same)
-        if own[0].turns[0].generation:  # transformers has none
-            cell |= count(turn.generation for record in own for turn in record.turns)
-        result.setdefault(group, {})[method] = cell
-    return result
+    title: str
+    records: list[Record]
+
+    @cached_property
+    def by_group(self) -> Result:
+        """Columns are the groups of tasks and "overall", and rows are the methods.
+
+        Speedups are ratios of tokens per second to "ar" in the same round: the median over rounds,
+        the lowest and the highest. "same text" is the share of answers that are those of "ar",
+        "accepted" the accepted tokens per drafted level, and "needs" the tokens per step with which
+        a method would be as fast as "ar".
+        """
+        result: Result = {}
+        for group in (*GROUPS, "overall"):
+            inside = []
+            for record in self.records:
+                if group in (record.question["group"], "overall"):
+                    inside.append(record)
+            rows = by_method(inside)
+            for method, own in rows.items():
+                cell = make_cell(own, rows["ar"])
+                result.setdefault(group, {})[method] = cell
+        return result
+
+    @cached_property
+    def acceptance(self) -> dict[str, dict[str, Any]]:
+        """{method that drafts: what was accepted}, see ``cli.terminal.acceptance``."""
+        found = {}
+        for method, own in by_method(self.records).items():
+            generations = generations_of(own)
+            if generations and generations[0].options.exits:  # not transformers, not "ar"
+                found[method] = acceptance(add_up(generations), generations[0].options.exits)
+        return found
+
+    def __str__(self) -> str:
+        title = f"{self.title}: speedup / mean accepted tokens"
+        speeds = table(self.by_group, ("speedup", "mat"), details=DETAILS)
+        parts = [title, render(speeds)]
+        if self.acceptance:
+            parts.append(render(acceptance_table(self.acceptance)))
+        return "\n\n".join(parts) + "\n"
+
+    def as_json(self) -> dict[str, Any]:
+        """What is printed, the options of the methods, and each answer of each round."""
+        options = {}
+        answers = []
+        for record in self.records:
+            turns = [turn._asdict() for turn in record.turns]
+            for turn in turns:
+                made = turn.pop("generation")
+                if made is not None:  # transformers has none
+                    options[record.method] = vars(made.options)
+                    turn["stats"] = vars(made.stats)
+            answers.append(record._asdict() | {"turns": turns})
+        tables = {"by_group": self.by_group, "acceptance": self.acceptance}
+        return {"title": self.title, "options": options, **tables, "answers": answers}
 
 
-def tokens_of(record: Record) -> list[list[int]]:
-    return [turn.tokens for turn in record.turns]
+def by_method(records: Iterable[Record]) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.method, []).append(record)
+    return found
 
 
-def add_up(generations: Iterable[Generation]) -> Stats:
-    """The Stats of several generations together."""
-    stats = Stats()
-    for generation in generations:
-        for field in fields(Stats):
-            value = getattr(stats, field.name) + getattr(generation.stats, field.name)
-            setattr(stats, field.name, value)
-    return stats
+def make_cell(own: list[Record], alone: list[Record]) -> Cell:
+    """What is measured of a method by its ``own`` records, next to the target ``alone``."""
+    speeds = speed_by_round(own)
+    speeds_alone = speed_by_round(alone)
+    ratios = [speeds[number] / speeds_alone[number] for number in speeds]
+    cell = {"speedup": median(ratios), "lowest": min(ratios), "highest": max(ratios)}
+    cell["tokens/s"] = median(speeds.values())
+    cell["same text"] = mean(one.texts == other.texts for one, other in zip(own, alone))
+    generations = generations_of(own)
+    if generations:  # transformers has none
+        stats = add_up(generations)
+        cell["accepted"] = stats.acceptance_rate
+        cell["mat"] = stats.mean_accepted_tokens
+        cell["needs"] = cell["mat"] / cell["speedup"]
+    return cell
 
 
-def count(generations: Iterable[Generation]) -> Cell:
-    """The cell of several generations; "layers" are those that a drafted token took."""
-    stats = add_up(generations)
-    layers = sum(layer * count for layer, count in stats.exit_counts.items())
-    return {
-        "mat": stats.mean_accepted_tokens,
-        "accepted": stats.acceptance_rate,
-        "layers": layers / max(1, stats.exit_counts.total()),
-        "draft time": stats.draft_seconds / stats.seconds,
-    }
-
-
-def speed_by_round(records: Iterable[Record]) -> dict[int, float]:
+def speed_by_round(records: list[Record]) -> dict[int, float]:
     """{round: tokens per second}."""
     tokens: Counter[int] = Counter()
     seconds: Counter[int] = Counter()
     for record in records:
-        tokens[record.round] += sum(len(turn.tokens) for turn in record.turns)
-        seconds[record.round] += sum(turn.seconds for turn in record.turns)
+        for turn in record.turns:
+            tokens[record.round] += len(turn.tokens)
+            seconds[record.round] += turn.seconds
     return {number: tokens[number] / seconds[number] for number in tokens}
 
 
-def table(result: Result, measures: Iterable[str], means: bool = False) -> list[list[str]]:
-    """Rows of text: the columns of a result, and with ``means`` the means over them.
+def generations_of(records: Iterable[Record]) -> list[Generation]:
+    turns = [turn for record in records for turn in record.turns]
+    return [turn.generation for turn in turns if turn.generation is not None]
 
-    A cell shows ``measures``; where a column is named after a measure, that one.
+
+def add_up(generations: list[Generation]) -> Stats:
+    """The Stats of several generations together."""
+    total = Stats()
+    for generation in generations:
+        for field in fields(Stats):
+            value = getattr(total, field.name) + getattr(generation.stats, field.name)
+            setattr(total, field.name, value)
+    return total
+
+
+def fastest(column: dict[str, Cell], rows: Iterable[str]) -> str:
+    return max(rows, key=lambda row: column[row]["speedup"])
+
+
+def rows_of(result: Result) -> list[str]:
+    return list(dict.fromkeys(row for column in result.values() for row in column))
+
+
+def with_means(result: Result) -> Result:
+    """A result with one more column, "mean": of each row over the other columns."""
+    means: dict[str, Cell] = {}
+    for row in rows_of(result):
+        cells = [column[row] for column in result.values() if row in column]
+        means[row] = {measure: mean(cell[measure] for cell in cells) for measure in cells[0]}
+    return result | {"mean": means}
+
+
+def table(result: Result, measures: Sequence[str], details: Sequence[str] = ()) -> list[list[str]]:
+    """Rows of text: the columns of a result, whose cells show ``measures``.
+
+    More columns show ``details``, a measure each, of the column "overall".
     """
-    lines = [["", *result, *["mean"] * means]]
-    for row in dict.fromkeys(row for column in result.values() for row in column):
-        cells = {title: column.get(row, {}) for title, column in result.items()}
-        if means:
-            every = {key: [c[key] for c in cells.values() if key in c] for key in measures}
-            cells["mean"] = {key: mean(values) for key, values in every.items() if values}
-        line = [row]
-        for title, cell in cells.items():
-            shown = [title] if title in FORMATS else measures
-            line.append(" / ".join(format(cell[k], FORMATS[k]) for k in shown if k in cell))
-        lines.append(line)
+    lines = [["", *result, *details]]
+    for row in rows_of(result):
+        cells = [show_cell(column.get(row, {}), measures) for column in result.values()]
+        more = [show_cell(result["overall"][row], [measure]) for measure in details]
+        lines.append([row, *cells, *more])
     return lines
 
 
-def add_best(result: Result, rows: list[str], name: str) -> dict[str, str]:
-    """Add a row ``name`` that has, in each column, the fastest of ``rows``: {column: which}."""
-    chosen = {}
-    for title, column in result.items():
-        chosen[title] = max(rows, key=lambda row: column[row]["speedup"])  # noqa: B023
-        column[name] = column[chosen[title]]
-    return chosen
+def show_cell(cell: Cell, measures: Sequence[str]) -> str:
+    known = [measure for measure in measures if measure in cell]
+    return " / ".join(format(cell[measure], FORMATS[measure]) for measure in known)
 
 
-def acceptance_table(records: list[Record]) -> list[list[str]]:
-    """How often drafted tokens were accepted: a row for each method that drafts.
+def best_table(results: dict[str, Result], rows: Sequence[str], name: str) -> list[list[str]]:
+    """What is lost by not knowing which of ``rows`` is fastest: ``name`` next to it.
 
-    Columns are positions, from 1 on, and exits: how often asked / sure / drafted / accepted, see
-    ``cli.terminal.acceptance``.
+    ``results`` are {title: Result by groups}. A cell has the fastest of ``rows``, its speedup, that
+    of ``name``, and how many times as fast ``name`` is. The last column has the mean of the latter.
     """
-    found = {}
-    for method in dict.fromkeys(record.method for record in records):
-        own = [turn.generation for r in records if r.method == method for turn in r.turns]
-        if own[0] and own[0].options.exits:  # transformers has none, ar no exits
-            found[method] = acceptance(add_up(own), own[0].options.exits)
-    depth = max((len(each["num_drafts_per_pos"]) for each in found.values()), default=0)
-    layers = sorted({layer for each in found.values() for layer in each["per_exit"]})
-    lines = [["", *map(str, range(1, depth + 1)), *(f"exit {layer}" for layer in layers)]]
-    for method, each in found.items():
-        rates = [f"{rate:.0%}" for rate in rates_by_position(each)]
-        line = [method, *rates, *[""] * (depth - len(rates))]
-        for layer in layers:
-            line.append(" / ".join(map(str, each["per_exit"].get(layer, {}).values())))
-        lines.append(line)
+    lines = [["", *results, f"mean of {name} / best"]]
+    for group in (*GROUPS, "overall"):
+        line = [group]
+        ratios = []
+        for by_group in results.values():
+            column = by_group.get(group)
+            if column is None:  # no question of this group
+                line.append("")
+                continue
+            best = fastest(column, rows)
+            alone = column[best]["speedup"]
+            own = column[name]["speedup"]
+            ratios.append(own / alone)
+            line.append(f"{best} {alone:.2f} / {own:.2f} / {own / alone:.2f}")
+        if ratios:
+            lines.append([*line, f"{mean(ratios):.2f}"])
     return lines
 
 
-def render(lines: list[list[str]], markdown: bool = False) -> str:
-    """A table as aligned text, or as markdown."""
-    if markdown:
-        lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    widths = [max(map(len, column)) for column in zip(*lines)]
+def acceptance_table(found: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """The share of drafted tokens that were accepted by position; and what the exits did."""
+    lines = [["", "accepted at 1, 2, ...", "by exit: asked / sure / drafted / accepted"]]
+    for method, accepted in found.items():
+        rates = " ".join(f"{rate:.0%}" for rate in rates_by_position(accepted))
+        exits = []
+        for layer, counts in accepted["per_exit"].items():
+            exits.append(f"{layer}: {' / '.join(map(str, counts.values()))}")
+        lines.append([method, rates, "; ".join(exits)])
+    return lines
+
+
+def render(lines: list[list[str]]) -> str:
+    """A table in markdown, whose columns are aligned."""
+    widths = [max(3, *map(len, column)) for column in zip(*lines)]
     padded = [[cell.ljust(width) for cell, width in zip(line, widths)] for line in lines]
-    return "\n".join("  ".join(line).rstrip() for line in padded)
+    padded.insert(1, ["-" * width for width in widths])
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
 
 
 def write_plot(file: Path, result: Result, across: int) -> None:
-    """Speedups as bars, a panel for each column, ``across`` of them in a line. By matplotlib."""
+    """Speedups as bars, a panel for each column, ``across`` of them in a line. By matplotlib.
+
+    The name of the ``file`` ends in .svg, .png or .pdf.
+    """
     from matplotlib.figure import Figure
 
-    names = list(dict.fromkeys(row for column in result.values() for row in column))
-    down = -(-len(result) // across)
-    size = (0.09 * max(map(len, names)) + 3 * across, (0.6 + 0.24 * len(names)) * down)
+    names = rows_of(result)
+    down = ceil(len(result) / across)
+    size = (4 * across, down * (1 + len(names) / 4))
     figure = Figure(size, layout="constrained")
-    grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat
-    for axes, (title, column) in zip(grid, result.items()):
-        values = [cell["speedup"] for cell in column.values()]
-        bars = axes.barh([names.index(name) for name in column], values)
+    grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    for axes, (title, column) in zip(grid.flat, result.items()):
+        bars = axes.barh(list(column), [cell["speedup"] for cell in column.values()])
         axes.bar_label(bars, fmt="%.2f", padding=3)
-        axes.set_yticks(range(len(names)), names)
-        axes.set(title=title, ylim=(len(names) - 0.5, -0.5))
+        axes.margins(x=0.2)  # where the values stand
+        axes.set_title(title)
+    grid[0][0].invert_yaxis()  # the first row on top, in all panels as they share it
     figure.supxlabel("speedup over the target alone (ar)")
-    figure.savefig(file)
+    with staged(file) as stage:
+        figure.savefig(stage)
