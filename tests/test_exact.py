@@ -232,7 +232,10 @@ def test_a_seed_is_one_text_in_growing_trees_under_rejection_sampling():
     """One number is drawn for each token of the text, whatever drafts."""
     target, draft = nearly_equal(1, eos_token_ids=())
     law = dict(rule="rejection", temperature=1.0, max_new_tokens=40, seed=2**40)
-    ways = [dict(exits=[4], tree=GrowingShape(2, 3, 5)), dict(exits=[0], tree=GrowingShape(3, 2, 4))]
+    ways = [
+        dict(exits=[4], tree=GrowingShape(2, 3, 5)),
+        dict(exits=[0], tree=GrowingShape(3, 2, 4)),
+    ]
     ways += [dict(exits=[1, 4], thresholds=[0.3, 0.0], tree=GrowingShape(4, 4, 20))]
     assert len({tuple(generate(target, [3, 1], draft, **way, **law).tokens) for way in ways}) == 1
 
