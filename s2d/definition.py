@@ -5,9 +5,9 @@ batch, and a tree is a dictionary of its paths. ``python -m s2d.definition`` sho
 
 The target takes the token with the largest p / e. Here p is its distribution, and e is random
 noise: a number for each token and position, from a seed alone. This is a draw from p (see
-``sampling.Noise``). The draft knows e as well, so it proposes the tokens with the largest q / √e.
-The temperature is above 0. Greedy decoding is temperature 1 with noise that is 1 everywhere, as
-then the token with the largest p / e is the one with the largest p.
+``sampling.Noise``). The draft, with the distribution q, knows e as well, and proposes the tokens
+with the largest q / √e, by which more are accepted than by q; that was measured, and not derived.
+For greedy decoding, e is 1 everywhere: the token with the largest p / e has the largest p.
 
 What the fast code does besides: it drafts nothing in its first step if the prompt has more than 256
 tokens (``mask.MAX_UNREAD``), and nothing beyond the positions of the draft model.

@@ -106,7 +106,7 @@ class LayerExit:
 
 
 class SortedDraft:
-    """A draft of sorted exits, from the cheapest on. Without exits it drafts nothing.
+    """A draft of sorted exits, from the cheapest on.
 
     Args:
         vocab_size: V, the target's.
@@ -175,6 +175,6 @@ class SortedDraft:
         return prediction
 
     def keep(self, tree: Tree, accepted: list[int]) -> None:
-        """Tell every exit which nodes of ``tree`` were accepted, from the top down."""
+        """Tell every exit which nodes of ``tree`` were accepted."""
         for exit_ in self.exits:
             exit_.keep(tree, accepted)

@@ -27,7 +27,8 @@ class Drafting:
         exits: the numbers of layers after which it may predict (draft.py).
         thresholds: one per exit; a confidence above it is enough.
         length: of a chain.
-        stop: a path of a chain whose estimated probability is below it is not continued.
+        stop: a path whose estimated probability is below it is not continued, in chains and by
+            exit 0 alone.
         tree: top_k, depth and size of a ``tree.GrowingShape``.
     """
 

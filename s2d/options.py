@@ -32,11 +32,12 @@ Where each part of the method is from:
 The setting of the S2D paper is ``rule="rejection", stop=0`` (on the command line ``--paper``).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from math import inf
 from numbers import Integral, Real
+from operator import index
 from typing import Any
 
 from torch import Tensor
@@ -154,14 +155,17 @@ class Options:
         if self.tree is not None and self.draft_length is not None:
             raise ValueError("a tree has its own depth; give tree or draft_length, not both")
         for name in ("exits", "thresholds"):
-            if getattr(self, name) is not None and not isinstance(getattr(self, name), Iterable):
-                raise ValueError(f"{name}: expected a list, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if value is not None and not hasattr(value, "__len__"):
+                raise ValueError(f"{name}: expected a list, got {value!r}")
         for each in () if self.exits is None else self.exits:
             if not isinstance(each, Integral) and not is_object(each, Exit):
                 raise ValueError(f"exits are numbers of layers or Exits, not {each!r}")
         for each in () if self.thresholds is None else self.thresholds:
-            if not isinstance(each, Real):
-                raise ValueError(f"thresholds are numbers, not {each!r}")
+            if not isinstance(each, Real) or not each >= 0:
+                raise ValueError(f"thresholds are numbers from 0, not {each!r}")
+        if self.stop_at is not None and not hasattr(self.stop_at, "begin"):
+            raise ValueError(f"stop_at is StopStrings(tokenizer, texts), not {self.stop_at!r}")
 
     def filled(self, config: LlamaConfig | None) -> "Options":
         """These options with all defaults filled in; ValueError for what cannot be run.
@@ -204,6 +208,8 @@ class Options:
             if len(self.thresholds) != len(exits):
                 raise ValueError(f"{len(exits)} exits, but {len(self.thresholds)} thresholds")
             return tuple(self.thresholds)
+        if exits == drafting.exits:
+            return drafting.thresholds
         known = {0: TABLE_THRESHOLD} | dict(zip(drafting.exits, drafting.thresholds))
         thresholds = []
         for each in exits[:-1]:
@@ -222,7 +228,7 @@ class Options:
         if tree is None:
             tree = (1,) * (self.draft_length or drafting.length)
         try:
-            shape = tree if is_object(tree, Shape) else FixedShape(tuple(map(int, tree)))
+            shape = tree if is_object(tree, Shape) else FixedShape(tuple(map(index, tree)))
         except TypeError:
             raise ValueError(f"a tree is a list of widths or a Shape, not {tree!r}") from None
         widths = [shape.width(depth) for depth in range(shape.depth)]

@@ -31,7 +31,7 @@ class Prediction(NamedTuple):
     """What an exit of the draft says about the tokens that follow R nodes."""
 
     probs: Tensor  # (R, V) at temperature 1, without top-k and top-p
-    confidence: float  # the largest probability that the exit has a reason for; 0: it has none
+    confidence: float  # the largest probability of a token that the exit knows; 0: it knows none
     hidden: Tensor | None = None  # (R, hidden), the hidden states that ``probs`` were made of
 
 

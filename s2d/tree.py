@@ -40,7 +40,8 @@ class Shape(Protocol):
 
     Attributes:
         depth: the number of levels below the root.
-        capacity: there are at most so many expanded nodes, and at most so many nodes are sent.
+        capacity: the room that a tree takes in a cache: besides the root, at most so many nodes are
+            expanded, and at most so many are sent.
         sends_all: whether all proposed nodes are sent to the target, as ``Rejection`` needs.
     """
 
@@ -146,8 +147,8 @@ class Tree:
         q: by node, the distribution (V,) that its children were drawn from, if the rule tests them
             against it.
         frontier: the nodes that get children next; at first the root.
-        expanded: all nodes that were in the frontier, in the order of the draft's caches. A node
-            that was left out is None.
+        expanded: the root, and all nodes that were in the frontier, in the order of the draft's
+            caches. A node that was left out is None.
     """
 
     def __init__(self, context: list[int], shape: Shape, max_depth: int, stop: float = 0.0) -> None:
