@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from s2d import generate, load_model  # noqa: E402
-from s2d.checkpoint import empty_model, placement  # noqa: E402
+from s2d.checkpoint import empty_model  # noqa: E402
 from s2d.checkpoint.config import config_to_dict  # noqa: E402
 from s2d.checkpoint.files import staged  # noqa: E402
 from s2d.model import Drafting, LlamaConfig  # noqa: E402
@@ -43,6 +43,7 @@ WEIGHT_OF = {6: 1.0, 9: 0.2, 12: 0.12, 10**9: 0.05}
 # The published thresholds are 0.5: random weights are hardly ever as confident.
 DRAFTING = Drafting(EXITS, thresholds=(0.2, 0.2, 0.0), length=5)
 ROUNDS = 3  # the median of which counts
+NEW_TOKENS = 48
 METHODS = {
     "`ar`": dict(method="ar"),
     "`sd`, exit 6": dict(method="sd", exits=(6,)),
@@ -55,16 +56,10 @@ METHODS = {
 def config_of(shape: str) -> LlamaConfig:
     """The architecture of a target; its text never ends by itself."""
     hidden, width, layers, heads, kv_heads, vocab_size = SHAPES[shape]
-    return LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden,
-        intermediate_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=hidden // heads,
-        eos_token_ids=(),
-    )
+    sizes = dict(vocab_size=vocab_size, hidden_size=hidden, intermediate_size=width)
+    sizes |= dict(num_attention_heads=heads, num_key_value_heads=kv_heads)
+    sizes |= dict(head_dim=hidden // heads, num_hidden_layers=layers)
+    return LlamaConfig(eos_token_ids=(), **sizes)
 
 
 def draft_config(config: LlamaConfig) -> LlamaConfig:
@@ -121,7 +116,7 @@ def write_index(folder: Path, files: dict[str, str], config: LlamaConfig) -> Non
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def measure_one(folder: Path, name: str, tokens: int) -> None:
+def measure_one(folder: Path, name: str) -> None:
     """Print what one method takes, as a row of a table; in a process of its own."""
     began = time.perf_counter()
     options = METHODS[name]
@@ -132,26 +127,19 @@ def measure_one(folder: Path, name: str, tokens: int) -> None:
         draft = load_model(folder / "draft", dtype="bfloat16")
         weights += sum(parameter.nbytes for parameter in draft.parameters())
     loaded = time.perf_counter() - began
-    print(placement(target), file=sys.stderr)
     prompt = torch.randint(target.config.vocab_size, (64,), generator=torch.Generator()).tolist()
     generate(target, prompt, draft, max_new_tokens=16, **options)  # packs what is to be packed
     firsts, others = [], []  # seconds: of the first token, of each other
     for _ in range(ROUNDS):
         first = generate(target, prompt, draft, max_new_tokens=1, **options).stats.seconds
-        stats = generate(target, prompt, draft, max_new_tokens=tokens, **options).stats
+        stats = generate(target, prompt, draft, max_new_tokens=NEW_TOKENS, **options).stats
         firsts.append(first)
-        others.append((stats.seconds - first) / (tokens - 1))
+        others.append((stats.seconds - first) / (NEW_TOKENS - 1))
     peak = 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
-    cells = [
-        name,
-        f"{median(others):.3f}",
-        f"{stats.mean_accepted_tokens:.2f}",
-        f"{median(firsts):.2f}",
-        f"{loaded:.0f}",
-        f"{weights / 1e9:.1f}",
-        f"{peak / 1e9:.1f}",
-    ]
-    print("| " + " | ".join(cells) + " |", flush=True)
+    cells = [f"{median(others):.3f}", f"{stats.mean_accepted_tokens:.2f}"]
+    cells += [f"{median(firsts):.2f}", f"{loaded:.0f}"]
+    cells += [f"{weights / 1e9:.1f}", f"{peak / 1e9:.1f}"]
+    print("| " + " | ".join([name, *cells]) + " |", flush=True)
 
 
 def main() -> None:
@@ -159,25 +147,17 @@ def main() -> None:
     parser.add_argument("program", choices=("make", "measure"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="7b")
-    parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--method", choices=METHODS)
     args = parser.parse_args()
     if args.program == "make":
         make(args.folder, args.shape)
     elif args.method:
-        measure_one(args.folder, args.method, args.tokens)
+        measure_one(args.folder, args.method)
     else:
         titles = "seconds per token, tokens per step, first token, load, weights in GB, peak in GB"
         print("| | " + " | ".join(titles.split(", ")) + " |")
         print("|---" * 7 + "|", flush=True)
-        again = [
-            sys.executable,
-            __file__,
-            "measure",
-            str(args.folder),
-            "--tokens",
-            str(args.tokens),
-        ]
+        again = [sys.executable, __file__, "measure", str(args.folder)]
         for name in METHODS:
             subprocess.run([*again, "--method", name], check=True)
 

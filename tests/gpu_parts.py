@@ -9,7 +9,6 @@ any model of this shape.
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -48,9 +47,9 @@ METHODS = {
     "ar, T = 1": dict(method="ar", temperature=1.0),
     "s2d, T = 1": dict(method="s2d", temperature=1.0),
 }
-ROWS = (1, 2, 4, 8, 16, 64)  # of a pass
-WARM_UP = 3  # calls before those that are timed: kernels are loaded
-GENERATIONS = 2  # that are timed, after another one
+PROMPT = torch.randint(1000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
+WARM_UP = 3  # passes before those that are timed: kernels are loaded
+ANSWERS = 2  # that are timed, after another one
 # What the profiler calls the functions of CUDA that launch something, and those that wait.
 LAUNCHES = {"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"}
 WAITS = {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy"}
@@ -64,40 +63,21 @@ class Setup:
     shape: str = "7b"  # of full_size.py
     dtype: torch.dtype = torch.bfloat16
     context: int = 512  # positions before a pass that is timed
-    calls: int = 20  # of what is timed; their median counts
+    passes: int = 20  # that are timed
     new_tokens: int = 128
     steps: int = 2  # that are profiled
     copied: int = 2**30  # bytes
     processes: int = min(8, os.cpu_count() or 1)  # of pytest, if pytest-xdist is here
-    tests: tuple[str, ...] = (  # each is one run of pytest, and a row
-        "test_devices.py test_roots.py test_rules.py test_draft.py test_tree.py",
-        "test_exact.py",
-        "test_batch.py",
-    )
+    tests: tuple[str, ...] = ("devices", "roots", "rules", "draft", "tree", "exact", "batch")
 
     @property
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    @property
-    def prompt(self) -> list[int]:
-        generator = torch.Generator().manual_seed(0)
-        return torch.randint(1000, (64,), generator=generator).tolist()
-
 
 def small_setup(device: torch.device) -> Setup:
-    return Setup(
-        device,
-        shape="tiny",
-        dtype=torch.float32,
-        context=32,
-        calls=3,
-        new_tokens=16,
-        steps=1,
-        copied=2**24,
-        processes=1,
-        tests=("test_roots.py",),
-    )
+    sizes = dict(shape="tiny", context=32, passes=3, new_tokens=16, steps=1, copied=2**24)
+    return Setup(device, dtype=torch.float32, processes=1, tests=("roots",), **sizes)
 
 
 def make_models(setup: Setup) -> tuple[Llama, Llama]:
@@ -119,50 +99,15 @@ def make_models(setup: Setup) -> tuple[Llama, Llama]:
 
 
 def seconds_of(call: Callable[[], Any], setup: Setup) -> float:
-    """The median of some calls. On a GPU, launching is included, as a step waits for its pass."""
-    for _ in range(WARM_UP):
-        call()
+    """The median of some calls, from the launch to the end of what is launched."""
     seconds = []
-    for _ in range(setup.calls):
+    for _ in range(WARM_UP + setup.passes):
+        began = time.perf_counter()
+        call()
         if setup.on_gpu:
-            began = torch.cuda.Event(enable_timing=True)
-            ended = torch.cuda.Event(enable_timing=True)
             torch.cuda.synchronize()
-            began.record()
-            call()
-            ended.record()
-            ended.synchronize()
-            seconds.append(began.elapsed_time(ended) / 1000)  # from milliseconds
-        else:
-            began_at = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - began_at)
-    return median(seconds)
-
-
-def peak_gigabytes(setup: Setup) -> float:
-    """Of tensors since the peak was last reset; on a CPU of the process, since its start."""
-    if setup.on_gpu:
-        return torch.cuda.max_memory_allocated() / 1e9
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1e9
-
-
-def reset_peak(setup: Setup) -> None:
-    if setup.on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-
-
-def run_and_show(command: list[str]) -> tuple[int, list[str]]:
-    """Run a program, whose output goes to stderr as it comes; its exit code and lines."""
-    lines = []
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        for line in process.stdout:
-            print(line, end="", file=sys.stderr, flush=True)
-            lines.append(line.rstrip())
-    return process.returncode, lines
+        seconds.append(time.perf_counter() - began)
+    return median(seconds[WARM_UP:])
 
 
 def describe_machine(setup: Setup) -> Iterator[Row]:
@@ -170,63 +115,46 @@ def describe_machine(setup: Setup) -> Iterator[Row]:
     yield {"what": "device", "is": torch.cuda.get_device_name() if setup.on_gpu else "CPU"}
     yield {"what": "torch", "is": torch.__version__}
     yield {"what": "shape", "is": f"{setup.shape} of full_size.py, {setup.dtype}"}
-    yield {"what": "GB/s of a copy", "is": copy_speed(setup) / 1e9}
-
-
-def copy_speed(setup: Setup) -> float:
     source = torch.ones(setup.copied, dtype=torch.uint8, device=setup.device)
     copy = torch.empty_like(source)
-    return 2 * source.nbytes / seconds_of(lambda: copy.copy_(source), setup)
+    seconds = seconds_of(lambda: copy.copy_(source), setup)
+    yield {"what": "GB/s of a copy", "is": 2 * source.nbytes / seconds / 1e9}
 
 
-def run_exactness_tests(setup: Setup) -> Iterator[Row]:
-    """The tests that every method writes the target's text, in float64, on the device."""
+def run_checks(setup: Setup) -> Iterator[Row]:
+    """The tests that every method writes the target's text, in float64; and ``bench hf``."""
+    device = ["--device", str(setup.device)]
+    pytest = ["pytest", "-v", "--tb=short", *device]
+    if setup.processes > 1 and find_spec("xdist"):
+        pytest.append(f"-n{setup.processes}")
+    commands = {"tests": [*pytest, *(f"tests/test_{name}.py" for name in setup.tests)]}
+    if find_spec("transformers"):
+        hf = ["s2d.bench", "hf", "--target", "weights/mini-7b", "--max-new-tokens", "16"]
+        commands["bench hf"] = [*hf, *device]
     codes = []
-    for files in setup.tests:
-        command = [sys.executable, "-m", "pytest", "-v", "--tb=short"]
-        if setup.processes > 1 and find_spec("xdist"):
-            command.append(f"-n{setup.processes}")
-        command += ["--device", str(setup.device), *(f"tests/{file}" for file in files.split())]
+    for name, command in commands.items():
         began = time.perf_counter()
-        code, lines = run_and_show(command)
-        codes.append(code)
+        line = [sys.executable, "-m", *command]
+        codes.append(subprocess.run(line, cwd=ROOT, stdout=sys.stderr).returncode)
         seconds = time.perf_counter() - began
-        yield {"tests": files, "found": lines[-1].strip("= "), "seconds": seconds}
+        yield {"check": name, "exit code": codes[-1], "seconds": seconds}
     if any(codes):
-        raise RuntimeError(f"exit codes of pytest: {codes}")
-
-
-def compare_with_transformers(setup: Setup) -> Iterator[Row]:
-    """``python -m s2d.bench hf`` on a miniature."""
-    command = [sys.executable, "-m", "s2d.bench", "hf", "--target", "weights/mini-7b"]
-    command += ["--device", str(setup.device), "--max-new-tokens", str(min(48, setup.new_tokens))]
-    code, lines = run_and_show(command)
-    for line in lines:
-        if line.endswith((": ok", ": FAULT")):
-            yield {"compared": line[:24].strip(), "found": line[24:]}
-    if code != 0:
-        raise RuntimeError(f"exit code of bench hf: {code}")
+        raise RuntimeError("a check has failed")
 
 
 def time_passes(setup: Setup) -> Iterator[Row]:
-    """Passes after a context, with the LM head: the target's, and a draft's from exit to exit.
-
-    The share is that of the memory's speed: the bytes of the weights, which a pass reads, per
-    second, divided by ``copy_speed``.
-    """
-    fastest = copy_speed(setup)
+    """Passes after a context, with the LM head: the target's, and a draft's from exit to exit."""
     target, draft = make_models(setup)
-    segments = [("target", target, 0, target.config.num_hidden_layers, ROWS)]
+    segments = [("target", target, 0, target.config.num_hidden_layers, (1, 2, 4, 8, 16, 64))]
     for first, end in zip((0, *DRAFTING.exits), DRAFTING.exits):
         segments.append((f"draft, layers {first + 1} to {end}", draft, first, end, (1, 8)))
     for name, model, first, end, all_rows in segments:
         weights = [*model.model.layers[first:end].parameters(), model.lm_head.weight]
-        size = sum(weight.nbytes for weight in weights)
+        size = sum(weight.nbytes for weight in weights) / 1e9
         for rows in all_rows:
             seconds = time_pass(setup, model, first, end, rows)
-            share = size / seconds / fastest
-            times = {"ms": 1000 * seconds, "GB of weights": size / 1e9, "share": share}
-            yield {"pass": name, "rows": rows} | times
+            speed = {"ms": 1000 * seconds, "GB of weights": size, "GB/s": size / seconds}
+            yield {"pass": name, "rows": rows} | speed
 
 
 def time_pass(setup: Setup, model: Llama, first: int, end: int, rows: int) -> float:
@@ -254,20 +182,17 @@ def time_answers(setup: Setup) -> Iterator[Row]:
     alone: dict[float, list[int]] = {}  # by temperature, the text of ``ar``
     for name, options in METHODS.items():
         used = options | {"max_new_tokens": setup.new_tokens}
-        reset_peak(setup)
-        generate(target, setup.prompt, draft, **used)  # warms up: passes of all shapes
-        found = [generate(target, setup.prompt, draft, **used) for _ in range(GENERATIONS)]
-        seconds = median(each.stats.seconds for each in found)
+        found = [generate(target, PROMPT, draft, **used) for _ in range(1 + ANSWERS)]
+        seconds = median(each.stats.seconds for each in found[1:])  # the first warms up
         tokens = found[0].tokens
         expected = alone.setdefault(options.get("temperature", 0.0), tokens)
-        yield {
-            "method": name,
-            "tokens/s": len(tokens) / seconds,
-            "tokens per step": found[0].stats.mean_accepted_tokens,
-            "ms per step": 1000 * seconds / found[0].stats.steps,
-            "tokens as ar's": len(os.path.commonprefix([tokens, expected])),
-            "peak GB": peak_gigabytes(setup),
-        }
+        row = {"method": name, "tokens/s": len(tokens) / seconds}
+        row["tokens per step"] = found[0].stats.mean_accepted_tokens
+        row["ms per step"] = 1000 * seconds / found[0].stats.steps
+        row["tokens as ar's"] = len(os.path.commonprefix([tokens, expected]))
+        if setup.on_gpu:
+            row["peak GB"] = torch.cuda.max_memory_allocated() / 1e9  # since the start
+        yield row
 
 
 def time_transformers(setup: Setup) -> Iterator[Row]:
@@ -278,18 +203,16 @@ def time_transformers(setup: Setup) -> Iterator[Row]:
         ("transformers", {}),
         ("transformers, assisted by the same draft", {"assistant_model": as_transformers(draft)}),
     ):
-        reset_peak(setup)
         seconds = []
-        for _ in range(1 + GENERATIONS):  # the first warms up
+        for _ in range(1 + ANSWERS):  # the first warms up
             began = time.perf_counter()
-            tokens, _ = run_peer(setup.prompt, 0, peer, setup.new_tokens, **options)
+            tokens, _ = run_peer(PROMPT, 0, peer, setup.new_tokens, **options)
             seconds.append(time.perf_counter() - began)
-        speed = len(tokens) / median(seconds[1:])
-        yield {"method": name, "tokens/s": speed, "peak GB": peak_gigabytes(setup)}
+        yield {"method": name, "tokens/s": len(tokens) / median(seconds[1:])}
 
 
 def count_launches(setup: Setup) -> Iterator[Row]:
-    """What a step launches, copies and waits for, as the profiler sees it.
+    """What a step launches and waits for, as the profiler sees it.
 
     It should wait once for each exit that it tries, once for each level, and twice more. On a CPU
     operations take the place of launches, and nothing waits.
@@ -297,14 +220,13 @@ def count_launches(setup: Setup) -> Iterator[Row]:
     target, draft = make_models(setup)
     for name, options in METHODS.items():
         used = options | {"max_new_tokens": 64}
-        yield {"method": name} | profile_steps(setup, target, draft, used)
+        generate(target, PROMPT, draft, **used)  # warms up
+        decoder = start(target, PROMPT, draft, **used)
+        yield {"method": name} | profile_steps(setup, decoder)
 
 
-def profile_steps(setup: Setup, target: Llama, draft: Llama, options: dict[str, Any]) -> Row:
+def profile_steps(setup: Setup, decoder: Any) -> Row:
     """The means of a few steps after the first one, which reads the prompt."""
-    if setup.on_gpu:
-        generate(target, setup.prompt, draft, **options)  # warms up: passes of all shapes
-    decoder = start(target, setup.prompt, draft, **options)
     tried: list[int] = []
     decoder.drafter.exits = [Counted(each, tried) for each in decoder.drafter.exits]
     steps = iter(decoder)
@@ -319,38 +241,28 @@ def profile_steps(setup: Setup, target: Llama, draft: Llama, options: dict[str, 
             with record_function("step"):
                 levels += next(steps).tree.depth
     on_cpu = [each for each in profiled.events() if each.device_type == DeviceType.CPU]
-    on_gpu = [each.name for each in profiled.events() if each.device_type == DeviceType.CUDA]
     # Only within steps: outside, the profiler itself waits for the GPU.
     spans = [each.time_range for each in on_cpu if each.name == "step"]
-    calls = [
-        each.name
-        for each in on_cpu
-        if any(span.start <= each.time_range.start <= span.end for span in spans)
-    ]
-    launches = [
-        name for name in calls if (name in LAUNCHES if setup.on_gpu else name.startswith("aten::"))
-    ]
-    kernels = [name for name in on_gpu if not name.startswith(("Memcpy", "Memset", "step"))]
+    launches, waits = 0, 0
+    for each in on_cpu:
+        if any(span.start <= each.time_range.start <= span.end for span in spans):
+            launches += each.name in LAUNCHES if setup.on_gpu else each.name.startswith("aten::")
+            waits += each.name in WAITS
     return {
-        "launches": len(launches) / setup.steps,
-        "kernels": len(kernels) / setup.steps,
-        "copies to the GPU": sum("HtoD" in name for name in on_gpu) / setup.steps,
-        "copies to the CPU": sum("DtoH" in name for name in on_gpu) / setup.steps,
-        "waits": sum(name in WAITS for name in calls) / setup.steps,
+        "launches": launches / setup.steps,
+        "waits": waits / setup.steps,
         "waits expected": 2 + (levels + len(tried)) / setup.steps,
     }
 
 
 PARTS = {
     "machine": describe_machine,
-    "exactness": run_exactness_tests,
-    "hf": compare_with_transformers,
+    "exactness": run_checks,
     "passes": time_passes,
     "answers": time_answers,
     "transformers": time_transformers,
     "launches": count_launches,
 }
-NEEDS = {"hf": "transformers", "transformers": "transformers"}
 
 
 def main() -> None:
@@ -363,9 +275,8 @@ def main() -> None:
     setup = small_setup(args.device) if args.small else Setup(args.device)
     if setup.on_gpu:
         torch.cuda.set_device(setup.device)
-    needed = NEEDS.get(args.part, "torch")
-    if find_spec(needed) is None:
-        print(json.dumps({"skipped": f"{needed} is not here"}))
+    if args.part == "transformers" and not find_spec("transformers"):
+        print(json.dumps({"skipped": "transformers is not here"}))
         return
     to_gpu_py = sys.stdout
     with redirect_stdout(sys.stderr):  # libraries print as well

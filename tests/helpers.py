@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-
 from s2d.model import Drafting, Llama, LlamaConfig
 
 DEVICE = "cpu"  # where random Llamas are; conftest.py sets it by the option ``--device``
@@ -53,13 +52,6 @@ def random_llama(seed, scale=0.3, device=None, **changes):
     for parameter in model.parameters():
         parameter.normal_(0.0, scale) if parameter.dim() == 2 else parameter.uniform_(0.5, 1.5)
     return model.to(DEVICE if device is None else device)
-
-
-def twin_of(model, kind):
-    """A model of another class of Llama with the weights of ``model``, in memory of its own."""
-    twin = kind(model.config).to(model.device, model.dtype)
-    twin.load_state_dict(model.state_dict())
-    return twin.eval().requires_grad_(False)
 
 
 def nearly_equal(seed, **changes):

@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 from helpers import ByLastToken, nearly_equal, raises_line, random_tokens
-
 from s2d import generate, generate_many
 from s2d.model import Llama
 from s2d.options import Options
@@ -33,7 +32,7 @@ def as_finished(target, prompts, draft=None, batch=8, **options):
 def some_options(rng):
     """Any that go together."""
     shape = rng.choice([dict(method="ar"), dict(method="sd", draft_length=3), CHAIN, BUSH, GROWN])
-    options = dict(shape, seed=rng.randrange(99), max_new_tokens=rng.choice((1, 7, 30, 50)))
+    options = dict(shape, seed=rng.randrange(99), max_new_tokens=rng.choice((1, 7, 20)))
     if rng.random() < 0.6:
         options |= dict(temperature=rng.choice((0.7, 1.0, 1.5)), top_p=rng.choice((0.8, 1.0)))
     options["rule"] = rng.choice(("noise", "rejection"))
@@ -51,9 +50,8 @@ def some_options(rng):
 def some_prompts(rng):
     """Of all lengths, some of them near the end of the target's context of 128."""
     longest = rng.choice((5, 40, 126))
-    return [
-        random_tokens(rng.randrange(99), rng.randint(1, longest)) for _ in range(rng.randint(1, 7))
-    ]
+    count = rng.randint(1, 5)
+    return [random_tokens(rng.randrange(99), rng.randint(1, longest)) for _ in range(count)]
 
 
 def alone(models, prompt, options, seed):
@@ -68,11 +66,10 @@ def together(models, prompts, options, batch):
     return list(generate_many(target, prompts, draft, batch=batch, **options))
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_each_text_is_the_one_alone(models, part):
+def test_each_text_is_the_one_alone(models):
     """And so is how it came about: random methods, options, prompts and numbers of them."""
-    rng, seen = random.Random(part), set()
-    for _ in range(20):
+    rng, seen = random.Random(0), set()
+    for _ in range(25):
         options, prompts = some_options(rng), some_prompts(rng)
         found = together(models, prompts, options, rng.randint(1, 8))
         assert len(found) == len(prompts)
@@ -91,7 +88,6 @@ def test_each_text_is_the_one_alone(models, part):
 @pytest.mark.parametrize("wrong", [True, False])
 def test_a_wrong_seam_makes_a_wrong_text(models, wrong, monkeypatch):
     """These tests would see a position of a neighbour that is shifted by one."""
-
     options = BUSH | dict(max_new_tokens=12)
     prompts = [random_tokens(i, 9) for i in range(4)]
     right = [alone(models, prompt, options, 0).tokens for prompt in prompts]
@@ -174,9 +170,8 @@ def test_a_prompt_that_cannot_be_run_is_named_and_the_others_run(models):
         assert bad.keys() == {1, 3, 4} and len(found) == 6
         assert bad[1] == "the prompt has 128 tokens; expected 1 to 127"
         for i in (0, 2, 5):
-            assert (
-                found[i].tokens == generate(target, prompts[i], None, "ar", max_new_tokens=5).tokens
-            )
+            expected = generate(target, prompts[i], method="ar", max_new_tokens=5)
+            assert found[i].tokens == expected.tokens
     answers = generate_many(target, prompts, method="ar", max_new_tokens=5)
     assert next(answers).tokens == found[0].tokens
     raises_line(next, ValueError, "prompt 1: the prompt has 128 tokens", answers)
@@ -188,4 +183,3 @@ def test_what_is_refused_for_all_prompts(models):
 
     raises_line(run, ValueError, "batch: expected a number from 1", batch=0)
     raises_line(run, ValueError, "unknown method 'x'", method="x")
-    assert list(generate_many(models[0], [], models[1])) == []

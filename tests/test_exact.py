@@ -23,7 +23,6 @@ from helpers import (
     random_llama,
     random_tokens,
 )
-
 from s2d import StopStrings, definition, generate, generate_many
 from s2d.checkpoint.vocabulary import fit_vocabulary
 from s2d.generation import start
@@ -32,7 +31,6 @@ from s2d.ngram.datastore import Datastore
 from s2d.options import Options
 from s2d.rules import Greedy, Rejection, SharedNoise
 from s2d.sampling import Draws, Noise, warp
-from s2d.trace.record import Recorder
 from s2d.tree import FixedShape, GrowingShape, Tree
 
 
@@ -97,14 +95,8 @@ def drawn_options(rng, store):
     if method in ("sd", "s2d"):
         options["draft_length"] = rng.choice((1, 3, 7, 40))
     else:
-        shapes = (
-            (3, 2, 1),
-            (2, 1, 1, 1),
-            GrowingShape(2, 3, 5),
-            GrowingShape(3, 4, 12),
-            GrowingShape(4, 2, 3),
-        )
-        options["tree"] = rng.choice(shapes)
+        shapes = GrowingShape(2, 3, 5), GrowingShape(3, 4, 12), GrowingShape(4, 2, 3)
+        options["tree"] = rng.choice(((3, 2, 1), (2, 1, 1, 1), *shapes))
     return options
 
 
@@ -232,12 +224,14 @@ def test_a_seed_is_one_text_in_growing_trees_under_rejection_sampling():
     """One number is drawn for each token of the text, whatever drafts."""
     target, draft = nearly_equal(1, eos_token_ids=())
     law = dict(rule="rejection", temperature=1.0, max_new_tokens=40, seed=2**40)
-    ways = [
+    texts = set()
+    for way in (
         dict(exits=[4], tree=GrowingShape(2, 3, 5)),
         dict(exits=[0], tree=GrowingShape(3, 2, 4)),
-    ]
-    ways += [dict(exits=[1, 4], thresholds=[0.3, 0.0], tree=GrowingShape(4, 4, 20))]
-    assert len({tuple(generate(target, [3, 1], draft, **way, **law).tokens) for way in ways}) == 1
+        dict(exits=[1, 4], thresholds=[0.3, 0.0], tree=GrowingShape(4, 4, 20)),
+    ):
+        texts.add(tuple(generate(target, [3, 1], draft, **way, **law).tokens))
+    assert len(texts) == 1
 
 
 # The sizes of the draft's vocabulary, for some of these methods smaller or larger.
@@ -276,46 +270,38 @@ def padded(model, size):
 def test_vocabularies_that_are_padded_to_different_sizes(temperature):
     """What one of the two models lacks is not drafted, and the target may write what it has."""
     target, draft = nearly_equal(1, eos_token_ids=())
-    law = dict(temperature=temperature, max_new_tokens=30, seed=3)
+    law = dict(temperature=temperature, max_new_tokens=12, seed=3)
     sorted_exits = dict(exits=[2, 4], thresholds=[0.3, 0.0])
+    growing, roots = dict(tree=GrowingShape(3, 4, 9)), dict(init="target")
     for rule in ("noise", "rejection") if temperature else ("noise",):
-        for options in (
-            sorted_exits,
-            sorted_exits | dict(tree=GrowingShape(3, 4, 9)),
-            dict(init="target", **sorted_exits),
-        ):
-            options = options | law | dict(rule=rule)
+        for way in ({}, growing, roots):
+            options = sorted_exits | way | law | dict(rule=rule)
             # The draft has more tokens: it drafts as if it had not.
             expected = generate(target, [3, 1], draft, **options)
             found = generate(target, [3, 1], fit_vocabulary(padded(draft, 90), 61), **options)
-            assert (found.tokens, found.stats.accept_lengths, found.stats.exit_counts) == (
-                expected.tokens,
-                expected.stats.accept_lengths,
-                expected.stats.exit_counts,
-            )
+            assert found.tokens == expected.tokens
+            assert found.stats.accept_lengths == expected.stats.accept_lengths
+            assert found.stats.exit_counts == expected.stats.exit_counts
     # The target has more.
     wider = padded(target, 90)
     draft = fit_vocabulary(draft, 90)
     alone = generate(wider, [3, 1, 80], method="ar", **law).tokens
     assert max(alone) > 60
-    for options in (
-        sorted_exits,
-        sorted_exits | dict(tree=GrowingShape(3, 4, 9)),
-        dict(method="mcsd", tree=(2, 2)),
-        dict(init="target", **sorted_exits),
-    ):
-        decoder = start(wider, [3, 1, 80], draft, **options, **law)
-        for step in Recorder(None, decoder, names={}, colors={}).record():
+    for way in (sorted_exits, sorted_exits | growing, sorted_exits | roots):
+        decoder = start(wider, [3, 1, 80], draft, **way, **law)
+        for step in decoder:
             drafted = zip(step.tree.tokens, step.tree.exit_layers)
             assert all(token < 61 for token, exit in drafted if exit is not None)
         assert decoder.tokens == alone and decoder.stats.accepted_tokens > 1
 
 
 def test_long_prompts_are_prefilled_without_a_draft():
-    target, draft = nearly_equal(1, max_position_embeddings=700, eos_token_ids=())
+    sizes = dict(max_position_embeddings=700, num_hidden_layers=2, eos_token_ids=())
+    target, draft = nearly_equal(1, **sizes)
     for n in (256, 257, 600):
         prompt = random_tokens(n, n)
-        steps = list(start(target, prompt, draft, exits=[2, 4], thresholds=[0.3, 0.0]))
+        options = dict(exits=[1, 2], thresholds=[0.3, 0.0], max_new_tokens=30)
+        steps = list(start(target, prompt, draft, **options))
         assert (len(steps[0].tree.tokens) == 1) == (n > 256)
         tokens = [token for step in steps for token in step.tokens]
         text = torch.tensor([prompt + tokens], device=target.device)
@@ -368,14 +354,8 @@ def test_every_method_ends_at_the_same_stop_string(temperature, mini, tokenizer)
     assert found.text(tokenizer) == stop_at.cut(found.tokens) == text[: text.find(stop_at.texts[1])]
     steps = generate(target, prompt, draft, **law | dict(stop_at=None)).stats.accept_lengths
     assert count not in accumulate(steps)
-    for options in (
-        dict(method="sd"),
-        dict(method="s2d"),
-        dict(method="mcsd"),
-        dict(method="s2d-tree"),
-        dict(init="target"),
-        dict(exits=[0]),
-    ):
+    methods = [dict(method=name) for name in ("sd", "s2d", "mcsd", "s2d-tree")]
+    for options in (*methods, dict(init="target"), dict(exits=[0])):
         each = generate(target, prompt, draft, **options, **law)
         assert (each.tokens, each.ended) == (found.tokens, "stop_at")
         assert sum(each.stats.accept_lengths) == count
@@ -398,17 +378,13 @@ def test_a_decoder_that_was_interrupted_within_a_step_does_not_go_on(part):
 
 
 def test_damaged_weights_are_one_line():
-    target = random_llama(0)
-    target.lm_head.weight.fill_(float("nan"))
-    raises_line(generate, ValueError, "the target's logits are not finite", target, [1])
-
-
-@pytest.mark.parametrize("exits", [[4], [1, 4]])
-def test_a_draft_whose_logits_overflow_is_one_line(exits):
     target, draft = nearly_equal(1, eos_token_ids=())
     draft.lm_head.weight.fill_(float("nan"))
-    options = dict(exits=exits, max_new_tokens=9)
-    raises_line(generate, ValueError, "the draft's logits are not", target, [1], draft, **options)
+    for exits in ([4], [1, 4]):
+        line = "the draft's logits are not"
+        raises_line(generate, ValueError, line, target, [1], draft, exits=exits)
+    target.lm_head.weight.fill_(float("nan"))
+    raises_line(generate, ValueError, "the target's logits are not finite", target, [1])
 
 
 def test_ids_and_numbers_of_other_kinds():
@@ -425,32 +401,14 @@ WRONG = {
     "unknown method 'x'": dict(method="x"),
     "max_new_tokens: expected a whole number from 1": dict(max_new_tokens=0),
     "seed: expected a whole number from 0, got '0'": dict(seed="0"),
-    "seed: expected a whole number from 0, got inf": dict(seed=float("inf")),
     "temperature: expected a number": dict(temperature=-1.0),
-    "temperature: expected a number from 0, got None": dict(temperature=None),
-    "temperature: expected 0, or at least 1e-6": dict(temperature=1e-42),
-    "top_k: expected a whole number": dict(top_k=2.5),
-    "exits: expected a list, got 4": dict(exits=4),
-    "thresholds: expected a list, got 0.5": dict(thresholds=0.5),
-    "thresholds are numbers from 0, not 'a'": dict(thresholds=("a", "b")),
-    "thresholds are numbers from 0, not nan": dict(thresholds=(float("nan"), 0.0)),
-    "exits: expected a list, got <generator": dict(exits=(layer for layer in (2, 4))),
-    "stop_at is StopStrings": dict(stop_at=["User:"]),
-    "a tree is a list of widths or a Shape, not '42'": dict(tree="42"),
-    "a tree is a list of widths or a Shape, not .2.9": dict(tree=(2.9, 1.5)),
     "top_p: expected": dict(top_p=0.0),
-    "top_k: expected": dict(top_k=-1),
-    "init is 'draft' or 'target'": dict(init="x"),
+    "exits: expected a list, got 4": dict(exits=4),
     "exits of 4 draft layers: expected": dict(exits=[5]),
     "exits must increase": dict(exits=[2, 1]),
     "2 exits, but 1 thresholds": dict(exits=[1, 2], thresholds=[0.5]),
-    "stop: expected a number from 0 to 1": dict(stop=1.5),
-    "draft_length: expected": dict(draft_length=0),
-    "a tree has 1 to 1024 nodes, which .2, 0. has not": dict(method="mcsd", tree=(2, 0)),
     "a tree has 1 to 1024 nodes, which .34, 34. has": dict(method="mcsd", tree=(34, 34)),
-    "a tree has 1 to 1024 nodes, which .. has not": dict(tree=()),
     "rule is 'noise', 'rejection' or a Rule": dict(rule="coupled"),
-    "rule is 'noise', 'rejection' or a Rule, not None": dict(rule=None),
     "init='target' goes with": dict(rule=Greedy(), init="target"),
     "Rejection needs a tree that is sent whole": dict(
         method="s2d-tree", temperature=1.0, rule=Rejection(partial(warp, temperature=1.0), Draws(0))
@@ -458,9 +416,7 @@ WRONG = {
     "a decision model judges exits with layers": dict(exits=[0, 2], decision=ByLastToken()),
     "give tree or draft_length, not both": dict(tree=(2, 1), draft_length=3),
     "unknown option 'temprature'; did you mean temperature?": dict(temprature=1.0),
-    "unknown option 'xyz'; there are method, max_new_tokens, ": dict(xyz=1.0),
     "a tree is a list of widths or a Shape": dict(tree=FixedShape),
-    "rule is 'noise', 'rejection' or a Rule, not <class": dict(rule=Greedy),
 }
 
 
@@ -474,11 +430,8 @@ def test_wrong_prompts_and_drafts_are_one_line():
     target = random_llama(0)
     raises_line(generate, ValueError, "the prompt has 0 tokens", target, [], method="ar")
     raises_line(generate, ValueError, "ids are not all within", target, [61], method="ar")
-    for wrong in ("Hi", [1.0, 2.0], [[1], [2]], 5, None, ["a"]):
-        raises_line(generate, ValueError, "a prompt is a list of ids", target, wrong, method="ar")
-    raises_line(generate, ValueError, "the target is a model of load_model", "mini-7b", [1])
+    raises_line(generate, ValueError, "a prompt is a list of ids", target, "Hi", method="ar")
     raises_line(generate, ValueError, "the draft is a model of load_model", target, [1], "mini-7b")
     raises_line(generate, ValueError, "exit 4 needs a draft model", target, [1], exits=[4])
-    raises_line(GrowingShape, ValueError, "numbers from 1", 3, 2, -2)
     other = random_llama(1, vocab_size=190)
     raises_line(generate, ValueError, "must share a vocabulary", target, [1], other)

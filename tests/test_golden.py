@@ -11,7 +11,7 @@ from s2d.cli.program import parse_tree
 RECORD = json.loads((ROOT / "tests" / "golden.json").read_text())
 
 
-@pytest.mark.parametrize("target", ["mini-7b", "mini-13b"])
+@pytest.mark.parametrize("target", RECORD)
 def test_steps_and_exits_are_the_recorded_ones(target, mini, tokenizer):
     """golden.json: options, prompt, accept_lengths and exit_counts of each generation."""
     for record in RECORD[target]:

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import raises_line, random_llama, random_tokens
-
-from s2d.checkpoint import placement, save_model
+from s2d.checkpoint import save_model
 from s2d.speed import layout
 from s2d.speed.layout import PackedLinear, by_columns, can_pack, multiply_packed, pack, quicken
 
@@ -79,15 +78,6 @@ def test_packed_weights_compute_the_same_and_are_not_for_saving_or_training(
     raises_line(lambda: save_model(model, tmp_path / "saved"), ValueError, line)
     assert not (tmp_path / "saved").exists()
     raises_line(lambda: model.requires_grad_()(TOKENS), ValueError, line)
-
-
-@pytest.mark.skipif(not can_pack(torch.float32), reason="PyTorch cannot pack weights here")
-def test_a_tied_head_that_is_packed_counts_in_memory_and_not_as_parameters(monkeypatch):
-    monkeypatch.setattr(layout, "SMALL", 1)
-    model = random_llama(0, tie_word_embeddings=True, vocab_size=300_000).float()
-    assert placement(model) == "cpu, float32, 9.6 M parameters, 0.04 GB of weights"
-    assert quicken(model) == "packed"
-    assert placement(model) == "cpu, float32, 9.6 M parameters, 0.08 GB of weights"
 
 
 @pytest.mark.skipif(not can_pack(torch.float32), reason="PyTorch cannot pack weights here")

@@ -5,11 +5,10 @@ import json
 import pytest
 import torch
 from helpers import WEIGHTS, nearly_equal, raises_line, random_llama
-from theirs import greedy_tokens, load_transformers, random_transformers
-
 from s2d import generate, generate_many, load_model
 from s2d.checkpoint import save_model
 from s2d.options import METHODS
+from theirs import greedy_tokens, load_transformers, random_transformers
 
 LLAMA3 = dict(rope_type="llama3", factor=7.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LLAMA3 |= dict(original_max_position_embeddings=64, rope_theta=5000.0)
@@ -54,7 +53,6 @@ def test_logits_equal_transformers(variant, tmp_path):
 
 
 OURS = [
-    dict(tie_word_embeddings=True, rope_factor=4.0, rope_theta=5e3),
     dict(rope_factor=8.0, rope_llama3=(1.0, 4.0, 64), eos_token_ids=(2, 7)),
     dict(exits=(1, 4), thresholds=(0.7, 0.0), stop=0.3, tree=(3, 5, 8)),
     dict(qkv_bias=True),
@@ -79,14 +77,14 @@ def test_qwen_by_every_method(tmp_path, changes):
     """Greedy text is that of transformers; sampled text is that of the target alone."""
     target, draft = nearly_equal(5, exits=(1, 2, 4), thresholds=(0.5, 0.5, 0.0), **changes)
     save_model(target, tmp_path / "m", dtype=torch.float64)
-    prompt = [1, 2, 3, 4]
-    texts = {0.0: greedy_tokens(tmp_path / "m", prompt, count=30)}
-    texts[1.0] = generate(target, prompt, method="ar", max_new_tokens=30, temperature=1.0).tokens
+    law = dict(max_new_tokens=20, temperature=1.0)
+    texts = {0.0: greedy_tokens(tmp_path / "m", [1, 2, 3, 4], count=20)}
+    texts[1.0] = generate(target, [1, 2, 3, 4], method="ar", **law).tokens
     for temperature, text in texts.items():
+        law["temperature"] = temperature
         for method in METHODS:
-            options = dict(method=method, max_new_tokens=30, temperature=temperature)
-            assert generate(target, prompt, draft, **options).tokens == text
-        many = generate_many(target, [prompt], draft, max_new_tokens=30, temperature=temperature)
+            assert generate(target, [1, 2, 3, 4], draft, method, **law).tokens == text
+        many = generate_many(target, [[1, 2, 3, 4]], draft, **law)
         assert next(many).tokens == text
 
 

@@ -52,8 +52,8 @@ def imported(path, top_only=False):
             yield from (name for name in [base, *inside] if name in MODULES)
 
 
-def parts(path, top_only=False):
-    return {name.split(".")[1] for name in imported(path, top_only) if "." in name}
+def parts(path):
+    return {name.split(".")[1] for name in imported(path) if "." in name}
 
 
 def test_a_file_of_the_front_imports_only_files_above_it():
@@ -64,25 +64,26 @@ def test_a_file_of_the_front_imports_only_files_above_it():
 
 
 def test_a_room_imports_the_front_and_the_rooms_it_is_built_on():
+    """And no library the command line: programs alone do, run.py and the __main__ of a room."""
     assert {path.stem for path in PACKAGE.glob("*.py")} == {*FRONT, "__init__", "__main__"}
     assert {path.parent.name for path in PACKAGE.glob("*/*.py")} == set(ROOMS)
     for room, allowed in ROOMS.items():
-        used = {part for path in (PACKAGE / room).glob("*.py") for part in parts(path)}
-        assert used & ROOMS.keys() - {room} <= allowed, room
-
-
-def test_libraries_do_not_import_the_command_line():
-    """Programs alone do: run.py, and the __main__ of a room."""
-    for room in ("checkpoint", "ngram", "mcsd", "speed", "train"):
         for path in (PACKAGE / room).glob("*.py"):
-            assert path.stem == "__main__" or "cli" not in parts(path), path
+            used = parts(path)
+            assert used & ROOMS.keys() - {room} <= allowed, path
+            library = room not in ("bench", "trace", "lesson", "cli") and path.stem != "__main__"
+            assert not library or "cli" not in used, path
 
 
-# What a program of the front does, and the rooms that each part of it uses.
+def test_data_flows_one_way():
+    graph = {name: set(imported(path, top_only=True)) - {name} for name, path in MODULES.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+# What a program does with the front, and the rooms that each part of it uses.
 USES = {
     "from s2d.generation import generate, start": set(),
     "from s2d import definition, draft, soft": set(),
-    "target, draft = (random_llama(seed, eos_token_ids=()) for seed in (1, 2))": set(),
     """for method in ("ar", "sd", "mcsd", "s2d", "s2d-tree"):
     for options in (dict(), dict(temperature=1.0, rule="rejection")):
         generate(target, [3, 1], draft, method, max_new_tokens=4, **options)""": set(),
@@ -96,25 +97,50 @@ USES = {
     "import s2d.train.nested": {"train", "checkpoint", "cli", "speed"},
     "import s2d.lesson.checks": {"lesson"},
 }
+PREPARE = """import os, sys
+import numpy, pytest, safetensors.torch, torch, torch.distributed
+sys.path.append(TESTS)
+children = []
+for room, lines in PROGRAMS.items():
+    child = os.fork()
+    if child:
+        children.append((child, room))
+        continue
+    os.chdir(room)
+    sys.path.insert(0, os.getcwd())
+    torch.set_num_threads(1)
+    try:
+        exec(lines)
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+sys.exit(", ".join(room for child, room in children if os.waitpid(child, 0)[1]))"""
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_whatever_does_not_use_a_room_works_without_it(room, tmp_path):
-    """Of a copy without it. Importing sets no hook, and nothing is written into a user's home."""
-    shutil.copytree(PACKAGE, tmp_path / "s2d", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.rmtree(tmp_path / "s2d" / room)
+def test_whatever_does_not_use_a_room_works_without_it(tmp_path):
+    """In copies of the project that each lack a room, in a process each.
+
+    Importing sets no hook, and nothing is written into a user's home. The processes are forked from
+    one that has imported PyTorch and nothing of this project.
+    """
     (tmp_path / "home").mkdir()
-    lines = ["import sys", f"sys.path.append({str(ROOT / 'tests')!r})"]
-    lines += ["from helpers import WEIGHTS, random_llama"]
-    lines += [line for line, used in USES.items() if room not in used]
-    lines += ["assert sys.excepthook is sys.__excepthook__"]
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)],
-        cwd=tmp_path,
-        env=os.environ | {"HOME": str(tmp_path / "home"), "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    programs = {}
+    for room in ROOMS:
+        copy = tmp_path / room / "s2d"
+        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.rmtree(copy / room)
+        lines = ["import s2d", f"assert s2d.__file__.startswith({str(copy)!r})"]
+        lines += ["from helpers import WEIGHTS, random_llama"]
+        lines += ["target, draft = (random_llama(seed, eos_token_ids=()) for seed in (1, 2))"]
+        lines += [line for line, used in USES.items() if room not in used]
+        lines += ["assert sys.excepthook is sys.__excepthook__"]
+        programs[room] = "\n".join(lines)
+    prepare = f"TESTS, PROGRAMS = {str(ROOT / 'tests')!r}, {programs!r}\n{PREPARE}"
+    environment = os.environ | {"HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-c", prepare]
+    done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not list((tmp_path / "home").iterdir())
 
@@ -130,15 +156,17 @@ def test_the_core_names_no_room(name):
     assert re.findall(OF_ROOMS, (PACKAGE / f"{name}.py").read_text()) == []
 
 
-def test_a_program_writes_nothing_into_a_users_home(tmp_path):
-    line = [sys.executable, str(ROOT / "run.py"), "--target", "7b", "--max-new-tokens", "4"]
-    done = subprocess.run(line, env=os.environ | {"HOME": str(tmp_path)}, capture_output=True)
-    assert done.returncode == 0 and not list(tmp_path.iterdir())
+def test_a_program_is_quick_to_start_and_writes_nothing_into_a_users_home(tmp_path):
+    """PyTorch's compiler takes most of a second to import, and nothing here needs it.
 
-
-def test_data_flows_one_way():
-    graph = {name: set(imported(path, top_only=True)) - {name} for name, path in MODULES.items()}
-    TopologicalSorter(graph).prepare()  # raises CycleError
+    Drawing random numbers on the meta device would have it imported.
+    """
+    program = "import run, sys; assert run.main(['--target', '7b', '--json']) == 0; "
+    program += "assert 'torch._dynamo' not in sys.modules"
+    environment = os.environ | {"HOME": str(tmp_path)}
+    line = [sys.executable, "-c", program]
+    subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, check=True)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", [n for n, path in MODULES.items() if ">>>" in path.read_text()])
