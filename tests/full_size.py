@@ -89,42 +89,32 @@ def fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
 
 
 def make(folder: Path, shape: str) -> None:
-    """Write DIR/target and DIR/draft, a file for each layer."""
-    config = config_of(shape)
+    """Write a target whose first layers are a draft, a file for each of its tensors."""
+    config = replace(config_of(shape), drafting=DRAFTING)
     generator = torch.Generator().manual_seed(0)
     with staged(folder) as stage:
-        (stage / "target").mkdir(parents=True)
+        stage.mkdir(parents=True)
         files = {}
         for name, parameter in empty_model(config).named_parameters():
             tensor = torch.empty(parameter.shape, dtype=torch.bfloat16)
             fill(name, tensor, generator)
-            file = f"model-{len(files):05}.safetensors"
-            save_file({name: tensor}, stage / "target" / file, metadata={"format": "pt"})
-            files[name] = file
-        write_index(stage / "target", files, config)
-        (stage / "draft").mkdir()
-        kept = {name: file for name, file in files.items() if layer_of(name) <= DRAFT_LAYERS}
-        for file in kept.values():
-            (stage / "draft" / file).symlink_to(Path("..", "target", file))
-        write_index(stage / "draft", kept, draft_config(config))
-
-
-def write_index(folder: Path, files: dict[str, str], config: LlamaConfig) -> None:
-    raw = config_to_dict(config, torch.bfloat16)
-    (folder / "config.json").write_text(json.dumps(raw))
-    index = {"metadata": {}, "weight_map": files}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+            files[name] = f"model-{len(files):05}.safetensors"
+            save_file({name: tensor}, stage / files[name], metadata={"format": "pt"})
+        raw = config_to_dict(config, torch.bfloat16)
+        (stage / "config.json").write_text(json.dumps(raw))
+        index = {"metadata": {}, "weight_map": files}
+        (stage / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def measure_one(folder: Path, name: str) -> None:
     """Print what one method takes, as a row of a table; in a process of its own."""
     began = time.perf_counter()
     options = METHODS[name]
-    target = load_model(folder / "target", dtype="bfloat16")
+    target = load_model(folder, dtype="bfloat16")
     weights = sum(parameter.nbytes for parameter in target.parameters())
     draft = None
     if options["method"] != "ar":
-        draft = load_model(folder / "draft", dtype="bfloat16")
+        draft = load_model(folder, dtype="bfloat16", layers=DRAFT_LAYERS)
         weights += sum(parameter.nbytes for parameter in draft.parameters())
     loaded = time.perf_counter() - began
     prompt = torch.randint(target.config.vocab_size, (64,), generator=torch.Generator()).tolist()

@@ -3,123 +3,346 @@
     python tests/gpu.py --out DIR                        # a GPU with 32 GB of memory, or more
     python tests/gpu.py --out DIR --device cpu --small   # the same with tiny models: CI
 
-It writes tables in DIR/gpu.md, the same in DIR/gpu.json, and what the parts say in DIR/gpu.log. The
-parts are in gpu_parts.py. Each is a process of its own with a limit of time; what it has found is
-kept if it fails or is cut off, and the others run all the same. Exit code 1: that happened to one.
+It writes tables in DIR/gpu.md, and what the parts say in DIR/gpu.log. Each part is a process of its
+own with a limit of time; what it has found is kept if it fails or is cut off, and the others run
+all the same. Exit code 1: that happened to one.
+
+The models that are timed have the shape of Vicuna 7B in bfloat16, and the random weights of
+full_size.py: layers above the 12th change little, so that a draft of the first 12 is accepted about
+as often as a trained one. Tokens per step are what these weights were made for; times are those of
+any model of this shape.
 """
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import IO, Any
+
+import numpy as np
+import torch
+from full_size import DRAFTING, config_of, draft_config, fill
+from other_device import Counted
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from s2d.checkpoint import check_device  # noqa: E402
-from s2d.checkpoint.files import staged  # noqa: E402
-from s2d.cli.program import Parser  # noqa: E402
+from s2d import generate  # noqa: E402
+from s2d.bench.peers import as_transformers, run_peer  # noqa: E402
+from s2d.checkpoint import check_device, empty_model  # noqa: E402
+from s2d.checkpoint.files import refuse_existing  # noqa: E402
+from s2d.cli.program import Parser, run_program  # noqa: E402
+from s2d.generation import start  # noqa: E402
+from s2d.mask import positions_and_mask  # noqa: E402
+from s2d.model import Llama, LlamaConfig  # noqa: E402
 
-LIMITS = {  # seconds of each part on a GPU, eight minutes in all
-    "machine": 20,
-    "exactness": 185,
-    "passes": 55,
-    "answers": 80,
-    "transformers": 50,
-    "launches": 45,
+Row = dict[str, str | float]  # a cell for each column
+
+METHODS = {
+    "ar": dict(method="ar"),
+    "sd": dict(method="sd"),
+    "s2d": dict(method="s2d"),
+    "s2d-tree": dict(method="s2d-tree"),
+    "ar, T = 1": dict(method="ar", temperature=1.0),
+    "s2d, T = 1": dict(method="s2d", temperature=1.0),
+}
+PROMPT = torch.randint(1000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
+WARM_UP = 3  # passes before those that are timed: kernels are loaded
+ANSWERS = 2  # that are timed, after another one
+# What the profiler calls the functions of CUDA that launch something, and those that wait.
+LAUNCHES = {"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"}
+WAITS = {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy"}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where to run, and how much."""
+
+    device: torch.device
+    shape: str = "7b"  # of full_size.py
+    dtype: torch.dtype = torch.bfloat16
+    context: int = 512  # positions before a pass that is timed
+    passes: int = 20  # that are timed
+    new_tokens: int = 128
+    steps: int = 2  # that are profiled
+    copied: int = 2**30  # bytes
+    processes: int = min(8, os.cpu_count() or 1)  # of pytest, if pytest-xdist is here
+    tests: tuple[str, ...] = ("devices", "roots", "rules", "draft", "tree", "exact", "batch")
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+
+def small_setup(device: torch.device) -> Setup:
+    sizes = dict(shape="tiny", context=32, passes=3, new_tokens=16, steps=1, copied=2**24)
+    return Setup(device, dtype=torch.float32, processes=1, tests=("roots",), **sizes)
+
+
+def make_models(setup: Setup) -> tuple[Llama, Llama]:
+    """A target and the draft of its first layers, in the same memory."""
+    target_config = config_of(setup.shape)
+    generator = torch.Generator(setup.device).manual_seed(0)
+    weights = {}
+    for name, parameter in empty_model(target_config).named_parameters():
+        weights[name] = torch.empty(parameter.shape, dtype=setup.dtype, device=setup.device)
+        fill(name, weights[name], generator)
+
+    def make(config: LlamaConfig) -> Llama:
+        model = empty_model(config)
+        model.load_state_dict({name: weights[name] for name in model.state_dict()}, assign=True)
+        model = model.to(setup.device, setup.dtype)  # moves what is left: the rotary table
+        return model.eval().requires_grad_(False)
+
+    return make(target_config), make(draft_config(target_config))
+
+
+def seconds_of(call: Callable[[], Any], setup: Setup) -> float:
+    """The median of some calls, from the launch to the end of what is launched."""
+    seconds = []
+    for _ in range(WARM_UP + setup.passes):
+        began = time.perf_counter()
+        call()
+        if setup.on_gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return median(seconds[WARM_UP:])
+
+
+def describe_machine(setup: Setup) -> Iterator[Row]:
+    """The device, and the bytes that a large copy reads and writes per second."""
+    yield {"what": "device", "is": torch.cuda.get_device_name() if setup.on_gpu else "CPU"}
+    yield {"what": "torch", "is": torch.__version__}
+    yield {"what": "shape", "is": f"{setup.shape} of full_size.py, {setup.dtype}"}
+    source = torch.ones(setup.copied, dtype=torch.uint8, device=setup.device)
+    copy = torch.empty_like(source)
+    seconds = seconds_of(lambda: copy.copy_(source), setup)
+    yield {"what": "GB/s of a copy", "is": 2 * source.nbytes / seconds / 1e9}
+
+
+def run_checks(setup: Setup) -> Iterator[Row]:
+    """The tests that every method writes the target's text, in float64; and ``bench hf``."""
+    device = ["--device", str(setup.device)]
+    pytest = ["pytest", "-v", "--tb=short", *device]
+    if setup.processes > 1 and find_spec("xdist"):
+        pytest.append(f"-n{setup.processes}")
+    commands = {"tests": [*pytest, *(f"tests/test_{name}.py" for name in setup.tests)]}
+    if find_spec("transformers"):
+        hf = ["s2d.bench", "hf", "--target", "weights/mini-7b", "--max-new-tokens", "16"]
+        commands["bench hf"] = [*hf, *device]
+    codes = []
+    for name, command in commands.items():
+        began = time.perf_counter()
+        line = [sys.executable, "-m", *command]
+        codes.append(subprocess.run(line, cwd=ROOT, stdout=sys.stderr).returncode)
+        seconds = time.perf_counter() - began
+        yield {"check": name, "exit code": codes[-1], "seconds": seconds}
+    if any(codes):
+        raise RuntimeError("a check has failed")
+
+
+def time_passes(setup: Setup) -> Iterator[Row]:
+    """Passes after a context, with the LM head: the target's, and a draft's from exit to exit."""
+    target, draft = make_models(setup)
+    segments = [("target", target, 0, target.config.num_hidden_layers, (1, 2, 4, 8, 16, 64))]
+    for first, end in zip((0, *DRAFTING.exits), DRAFTING.exits):
+        segments.append((f"draft, layers {first + 1} to {end}", draft, first, end, (1, 8)))
+    for name, model, first, end, all_rows in segments:
+        weights = [*model.model.layers[first:end].parameters(), model.lm_head.weight]
+        size = sum(weight.nbytes for weight in weights) / 1e9
+        for rows in all_rows:
+            seconds = time_pass(setup, model, first, end, rows)
+            speed = {"ms": 1000 * seconds, "GB of weights": size, "GB/s": size / seconds}
+            yield {"pass": name, "rows": rows} | speed
+
+
+def time_pass(setup: Setup, model: Llama, first: int, end: int, rows: int) -> float:
+    """Seconds of a chain of ``rows`` rows through layers first..end-1 and the LM head."""
+    S = setup.context
+    place = dict(device=setup.device, dtype=setup.dtype)
+    with torch.inference_mode():
+        cache = model.new_cache(S + rows, first, end)
+        context = torch.randn(1, S, model.config.hidden_size, **place)
+        model.run_layers(context, first, end, cache=cache)
+        hidden = torch.randn(1, rows, model.config.hidden_size, **place)
+        chain = np.tri(rows, dtype=bool)  # of ancestors; node 0 is the first row
+        positions, mask = positions_and_mask(S, S + 1, chain, **place)
+
+        def run() -> None:
+            cache.keep(S, [])  # roll back
+            model.logits(model.run_layers(hidden, first, end, positions, mask, cache))
+
+        return seconds_of(run, setup)
+
+
+def time_answers(setup: Setup) -> Iterator[Row]:
+    """Whole answers; in half precision, nearly equal logits may make them differ."""
+    target, draft = make_models(setup)
+    alone: dict[float, list[int]] = {}  # by temperature, the text of ``ar``
+    for name, options in METHODS.items():
+        used = options | {"max_new_tokens": setup.new_tokens}
+        found = [generate(target, PROMPT, draft, **used) for _ in range(1 + ANSWERS)]
+        seconds = median(each.stats.seconds for each in found[1:])  # the first warms up
+        tokens = found[0].tokens
+        expected = alone.setdefault(options.get("temperature", 0.0), tokens)
+        row = {"method": name, "tokens/s": len(tokens) / seconds}
+        row["tokens per step"] = found[0].stats.mean_accepted_tokens
+        row["ms per step"] = 1000 * seconds / found[0].stats.steps
+        row["tokens as ar's"] = len(os.path.commonprefix([tokens, expected]))
+        if setup.on_gpu:
+            row["peak GB"] = torch.cuda.max_memory_allocated() / 1e9  # since the start
+        yield row
+
+
+def time_transformers(setup: Setup) -> Iterator[Row]:
+    """``generate`` of transformers with the same weights, and with its own defaults."""
+    if not find_spec("transformers"):
+        return
+    target, draft = make_models(setup)
+    peer = as_transformers(target)
+    for name, options in (
+        ("transformers", {}),
+        ("transformers, assisted by the same draft", {"assistant_model": as_transformers(draft)}),
+    ):
+        seconds = []
+        for _ in range(1 + ANSWERS):  # the first warms up
+            began = time.perf_counter()
+            tokens, _ = run_peer(PROMPT, 0, peer, setup.new_tokens, **options)
+            seconds.append(time.perf_counter() - began)
+        yield {"method": name, "tokens/s": len(tokens) / median(seconds[1:])}
+
+
+def count_launches(setup: Setup) -> Iterator[Row]:
+    """What a step launches and waits for, as the profiler sees it.
+
+    It should wait once for each exit that it tries, once for each level, and twice more. On a CPU
+    operations take the place of launches, and nothing waits.
+    """
+    target, draft = make_models(setup)
+    for name, options in METHODS.items():
+        used = options | {"max_new_tokens": 64}
+        generate(target, PROMPT, draft, **used)  # warms up
+        decoder = start(target, PROMPT, draft, **used)
+        yield {"method": name} | profile_steps(setup, decoder)
+
+
+def profile_steps(setup: Setup, decoder: Any) -> Row:
+    """The means of a few steps after the first one, which reads the prompt."""
+    tried: list[int] = []
+    decoder.drafter.exits = [Counted(each, tried) for each in decoder.drafter.exits]
+    steps = iter(decoder)
+    next(steps)
+    tried.clear()
+    activities = [ProfilerActivity.CPU]
+    if setup.on_gpu:
+        activities.append(ProfilerActivity.CUDA)
+    levels = 0
+    with profile(activities=activities) as profiled:
+        for _ in range(setup.steps):
+            with record_function("step"):
+                levels += next(steps).tree.depth
+    on_cpu = [each for each in profiled.events() if each.device_type == DeviceType.CPU]
+    # Only within steps: outside, the profiler itself waits for the GPU.
+    spans = [each.time_range for each in on_cpu if each.name == "step"]
+    launches, waits = 0, 0
+    for each in on_cpu:
+        if any(span.start <= each.time_range.start <= span.end for span in spans):
+            launches += each.name in LAUNCHES if setup.on_gpu else each.name.startswith("aten::")
+            waits += each.name in WAITS
+    return {
+        "launches": launches / setup.steps,
+        "waits": waits / setup.steps,
+        "waits expected": 2 + (levels + len(tried)) / setup.steps,
+    }
+
+
+PARTS = {  # and the seconds that each may take on a GPU, eight minutes in all
+    "machine": (describe_machine, 20),
+    "exactness": (run_checks, 185),
+    "passes": (time_passes, 55),
+    "answers": (time_answers, 80),
+    "transformers": (time_transformers, 50),
+    "launches": (count_launches, 45),
 }
 ON_CPU = 10  # times as long, since CI's machines may be busy
 
 
+def print_table(rows: Iterator[Row], file: IO[str]) -> None:
+    """Print rows as they come, as a table in Markdown; the first one has all columns."""
+    columns: list[str] = []
+    for row in rows:
+        if not columns:
+            columns = list(row)
+            print("| " + " | ".join(columns) + " |", file=file)
+            print("|---" * len(columns) + "|", file=file)
+        cells = [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values()]
+        print("| " + " | ".join(cells) + " |", file=file, flush=True)
+
+
 def run_parts(commands: dict[str, tuple[list[str], float]], out: Path) -> int:
-    """Run {part: (command, limit in seconds)}; 0 if all came to their end, else 1.
-
-    A command prints JSON, a row of a table on each line. The files are written after each part.
-    """
-    report = {}
-    with (out / "gpu.log").open("w") as log:
+    """Run {part: (command, limit in seconds)}; 0 if all came to their end, else 1."""
+    code = 0
+    with (out / "gpu.md").open("a") as tables, (out / "gpu.log").open("a") as log:
         for name, (command, limit) in commands.items():
-            print(f"\n== {name}", file=log, flush=True)
-            report[name] = run_part(command, limit, log)
-            with staged(out / "gpu.json") as stage:
-                stage.write_text(json.dumps(report, indent=1) + "\n")
-            with staged(out / "gpu.md") as stage:
-                stage.write_text("\n".join(as_table(*each) for each in report.items()))
-            print(as_table(name, report[name]), flush=True)
-    return int(any(part["ended"] != "ok" for part in report.values()))
+            print(f"### {name}\n", file=tables, flush=True)
+            ended = run_part(command, limit, tables, log)
+            print(f"\n{name}: {ended}\n", file=tables, flush=True)
+            print(f"{name}: {ended}", flush=True)
+            code |= ended != "ok"
+    return code
 
 
-def run_part(command: list[str], limit: float, log: IO[str]) -> dict[str, Any]:
-    """How a part ended, its seconds, and its rows."""
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-    )
+def run_part(command: list[str], limit: float, tables: IO[str], log: IO[str]) -> str:
+    """How a part ended, and its children with it."""
+    process = subprocess.Popen(command, cwd=ROOT, stdout=tables, stderr=log, start_new_session=True)
     try:
-        output, _ = process.communicate(timeout=limit)
-        code = process.returncode
-        ended = "ok" if code == 0 else f"failed with exit code {code}, see gpu.log"
+        code = process.wait(limit)
+        return "ok" if code == 0 else f"failed with exit code {code}, see gpu.log"
     except subprocess.TimeoutExpired:
-        kill_with_children(process)
-        output, _ = process.communicate()
-        ended = f"cut off after {limit:g} s"
-    finally:  # also if this program is ended
-        kill_with_children(process)
-    whole_lines = output.split("\n")[:-1]  # the last one may have been cut
-    rows = [json.loads(line) for line in whole_lines]
-    return {"ended": ended, "seconds": time.perf_counter() - began, "rows": rows}
-
-
-def kill_with_children(process: subprocess.Popen) -> None:
-    """Kill the session of ``process``; nothing happens if it has ended."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def as_table(name: str, part: dict[str, Any]) -> str:
-    """A part as a table in Markdown; the heading says how it ended."""
-    columns = list(dict.fromkeys(column for row in part["rows"] for column in row))
-    lines = [f"### {name}: {part['ended']}, {part['seconds']:.0f} s", ""]
-    if columns:
-        lines.append("| " + " | ".join(columns) + " |")
-        lines.append("|---" * len(columns) + "|")
-    for row in part["rows"]:
-        lines.append("| " + " | ".join(as_cell(row.get(column, "")) for column in columns) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def as_cell(value: str | float) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+        return f"cut off after {limit:g} s"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def main(arguments: list[str] | None = None) -> int:
+    return run_program("gpu.py", run, arguments)
+
+
+def run(arguments: list[str] | None) -> int:
     parser = Parser("python tests/gpu.py", description="What this project does on a GPU.")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for three files")
-    parser.add_argument("--device", default="cuda", help="default: cuda")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for two files")
+    parser.add_argument("--device", default="cuda", help="(cuda)")
     parser.add_argument("--small", action="store_true", help="tiny models, and few of the tests")
+    parser.add_argument("--part", choices=PARTS, help="this one alone, its table on stdout")
     args = parser.parse_args(arguments)
-    try:
-        device = check_device(args.device)
-        for name in ("gpu.json", "gpu.md", "gpu.log"):
-            if (args.out / name).exists():
-                raise ValueError(f"{args.out} has a {name}, which is not replaced")
-        args.out.mkdir(parents=True, exist_ok=True)
-    except (ValueError, OSError) as error:
-        print(f"gpu.py: {error}", file=sys.stderr)
-        return 2
+    device = check_device(args.device)
+    if args.part:
+        setup = small_setup(device) if args.small else Setup(device)
+        if setup.on_gpu:
+            torch.cuda.set_device(device)
+        tables = sys.stdout
+        with redirect_stdout(sys.stderr):  # libraries print as well
+            print_table(PARTS[args.part][0](setup), tables)
+        return 0
+    for name in ("gpu.md", "gpu.log"):
+        refuse_existing(args.out / name)
+    args.out.mkdir(parents=True, exist_ok=True)
+    again = [sys.executable, "tests/gpu.py", "--out", str(args.out), "--device", str(device)]
+    again += ["--small"] if args.small else []
     commands = {}
-    for name, limit in LIMITS.items():
-        command = [sys.executable, "tests/gpu_parts.py", name, "--device", str(device)]
-        if args.small:
-            command.append("--small")
-        commands[name] = (command, limit if device.type == "cuda" else ON_CPU * limit)
+    for name, (_, limit) in PARTS.items():
+        limit = limit if device.type == "cuda" else ON_CPU * limit
+        commands[name] = ([*again, "--part", name], limit)
     return run_parts(commands, args.out)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+
 from s2d.model import Drafting, Llama, LlamaConfig
 
 DEVICE = "cpu"  # where random Llamas are; conftest.py sets it by the option ``--device``

@@ -2,10 +2,10 @@
 
 import random
 import weakref
-from functools import partial
 
 import pytest
 from helpers import ByLastToken, nearly_equal, raises_line, random_tokens
+
 from s2d import generate, generate_many
 from s2d.model import Llama
 from s2d.options import Options
@@ -23,10 +23,6 @@ CHAIN, BUSH, GROWN = (
 @pytest.fixture(scope="module")
 def models():
     return nearly_equal(1, num_hidden_layers=3, **EXITS)
-
-
-def as_finished(target, prompts, draft=None, batch=8, **options):
-    return decode_many(target, enumerate(prompts), draft, Options(**options), batch)
 
 
 def some_options(rng):
@@ -56,13 +52,11 @@ def some_prompts(rng):
 
 def alone(models, prompt, options, seed):
     target, draft = models
-    draft = None if options.get("exits") == [0] else draft
     return generate(target, prompt, draft, **options | {"seed": seed})
 
 
 def together(models, prompts, options, batch):
     target, draft = models
-    draft = None if options.get("exits") == [0] else draft
     return list(generate_many(target, prompts, draft, batch=batch, **options))
 
 
@@ -134,52 +128,21 @@ def test_caches_are_those_of_a_batch_and_no_more(models, monkeypatch):
 
     monkeypatch.setattr(Llama, "new_cache", watched)
     prompts = [random_tokens(i, 1 + i) for i in range(12)]
-    held = []
-    for index, each in as_finished(*models[:1], prompts, models[1], batch=3, max_new_tokens=9):
-        held.append((index, each))
+    held = together(models, prompts, dict(max_new_tokens=9), batch=3)
     assert len(held) == 12 and len(made) == 4 * 12  # the target's, and one for each exit
     assert max(alive) == 4 * 3 and not any(each() for each in made)
 
 
-def test_in_order_or_as_they_end(models):
-    """A prompt is taken when there is room for it; two that have ended wait for the first."""
-    target, taken, counts = models[0], [], []
-
-    def prompts():
-        for i in range(8):
-            taken.append(i)
-            yield random_tokens(i, 120 if i % 3 else 20)  # the context ends most early
-
-    options = dict(method="ar", max_new_tokens=50, batch=3)
-    found = {}
-    for index, each in as_finished(target, prompts(), **options):
-        found[index] = each
-        counts.append(len(taken) - len(found))
-    assert sorted(found) == [*range(8)] != [*found]
-    assert max(counts) == 2  # the third room is still empty when an answer is handed out
-    ordered = [each.tokens for each in generate_many(target, prompts(), **options)]
-    assert ordered == [found[i].tokens for i in range(8)]
-
-
 def test_a_prompt_that_cannot_be_run_is_named_and_the_others_run(models):
     target, prompts = models[0], [[1, 2], [1] * 128, [3], [61], [], [4]]
-    run = partial(as_finished, target, prompts, method="ar", max_new_tokens=5)
+    options = dict(method="ar", max_new_tokens=5)
     for batch in (1, 2, 8):
-        found = dict(run(batch=batch))
+        found = dict(decode_many(target, enumerate(prompts), None, Options(**options), batch))
         bad = {i: str(each) for i, each in found.items() if isinstance(each, ValueError)}
         assert bad.keys() == {1, 3, 4} and len(found) == 6
         assert bad[1] == "the prompt has 128 tokens; expected 1 to 127"
         for i in (0, 2, 5):
-            expected = generate(target, prompts[i], method="ar", max_new_tokens=5)
-            assert found[i].tokens == expected.tokens
-    answers = generate_many(target, prompts, method="ar", max_new_tokens=5)
+            assert found[i].tokens == generate(target, prompts[i], **options).tokens
+    answers = generate_many(target, prompts, **options)
     assert next(answers).tokens == found[0].tokens
     raises_line(next, ValueError, "prompt 1: the prompt has 128 tokens", answers)
-
-
-def test_what_is_refused_for_all_prompts(models):
-    def run(**options):
-        return [*generate_many(models[0], [[1], [2]], models[1], **options)]
-
-    raises_line(run, ValueError, "batch: expected a number from 1", batch=0)
-    raises_line(run, ValueError, "unknown method 'x'", method="x")

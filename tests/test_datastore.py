@@ -3,14 +3,15 @@
 from dataclasses import replace
 
 import pytest
-import run
 import torch
 from helpers import ROOT, TINY, WEIGHTS, program, raises_line
+from safetensors.torch import load_file, save_file
+
+import run
 from s2d.checkpoint.config import read_config
 from s2d.checkpoint.names import find_datastore
 from s2d.ngram.datastore import load_datastore, save_datastore
 from s2d.train import __main__ as train
-from safetensors.torch import load_file, save_file
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(61, torch.uint16), (100_000, torch.int32)])

@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 from helpers import DEVICE, ROOT, ByLastToken, nearly_equal, raises_line
+
 from s2d import generate, generate_many
 from s2d.generation import start
 from s2d.tree import GrowingShape

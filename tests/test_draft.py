@@ -13,6 +13,7 @@ from helpers import (
     random_parents,
     random_tokens,
 )
+
 from s2d import generate, start
 from s2d.draft import LayerExit, SortedDraft
 from s2d.mask import add_nodes

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import raises_line, random_llama, random_tokens
+
 from s2d.checkpoint import save_model
 from s2d.speed import layout
 from s2d.speed.layout import PackedLinear, by_columns, can_pack, multiply_packed, pack, quicken

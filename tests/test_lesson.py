@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import ROOT, random_distribution
+
 from s2d.cache import move_up
 from s2d.lesson import answers
 from s2d.lesson.checks import comment_on

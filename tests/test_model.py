@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 from helpers import WEIGHTS, nearly_equal, raises_line, random_llama
+from theirs import greedy_tokens, load_transformers, random_transformers
+
 from s2d import generate, generate_many, load_model
 from s2d.checkpoint import save_model
 from s2d.options import METHODS
-from theirs import greedy_tokens, load_transformers, random_transformers
 
 LLAMA3 = dict(rope_type="llama3", factor=7.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LLAMA3 |= dict(original_max_position_embeddings=64, rope_theta=5000.0)

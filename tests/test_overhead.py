@@ -4,6 +4,7 @@ import statistics
 import time
 
 from helpers import WEIGHTS
+
 from s2d import Tokenizer, generate, load_model
 from s2d.ngram.datastore import Datastore
 

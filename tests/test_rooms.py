@@ -82,15 +82,13 @@ def test_data_flows_one_way():
 
 # What a program does with the front, and the rooms that each part of it uses.
 USES = {
-    "from s2d.generation import generate, start": set(),
-    "from s2d import definition, draft, soft": set(),
+    "from s2d import definition, draft, generate, soft": set(),
     """for method in ("ar", "sd", "mcsd", "s2d", "s2d-tree"):
     for options in (dict(), dict(temperature=1.0, rule="rejection")):
         generate(target, [3, 1], draft, method, max_new_tokens=4, **options)""": set(),
     'generate(target, [3, 1], draft, init="target", max_new_tokens=4)': {"mcsd", "checkpoint"},
     "generate(target, [3, 1], max_new_tokens=4)": {"ngram"},
     "from s2d import load_model; load_model(WEIGHTS / 'mini-7b', quick=False)": {"checkpoint"},
-    "load_model(WEIGHTS / 'mini-7b')": {"checkpoint", "speed"},
     "from s2d import generate_many; list(generate_many(target, [[3, 1]], draft))": {"speed"},
     "import s2d.trace.record": {"trace", "checkpoint", "mcsd", "cli"},
     "import s2d.bench.speed": {"bench", "checkpoint", "cli", "speed", "train"},

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers import nearly_equal, random_llama
+
 from s2d import generate
 from s2d.tree import GrowingShape
 

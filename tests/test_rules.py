@@ -6,6 +6,7 @@ import pytest
 import torch
 from enumeration import every_outcome, joint_distribution, joint_of
 from helpers import nearly_equal, random_distribution, random_model
+
 from s2d import generate
 from s2d.rules import Prediction, Rejection, as_lists, best_children, follow, residual
 from s2d.sampling import warp

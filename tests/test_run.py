@@ -13,9 +13,11 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import run
 import torch
 from helpers import ROOT, WEIGHTS, change_json, program, random_llama, refuses
+from vocabularies import save_trained
+
+import run
 from s2d import Tokenizer
 from s2d.checkpoint import DTYPES, names, save_model
 from s2d.checkpoint.config import read_config
@@ -26,7 +28,6 @@ from s2d.mcsd.decision import Decision, fingerprint, save_decision
 from s2d.ngram.datastore import save_datastore
 from s2d.options import METHODS, Options
 from s2d.speed.batch import decode_many
-from vocabularies import PROMPT, messages, save_trained, with_config
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 EXAMPLE_PROMPT = names.MINIATURE_PROMPTS[0]
@@ -238,19 +239,19 @@ def test_a_page_is_written_besides_the_answer(tmp_path, capsys):
 
 
 def test_the_chat_template_is_used_where_there_is_one(tmp_path, capsys):
-    """With its options: JSON where the value is some, else a text."""
+    """With its options: JSON where the value is some, else a text. Blanks of a prompt are kept."""
     tokenizer, base = Tokenizer(WEIGHTS / "mini-7b"), tmp_path / "base"  # a name without a format
     shutil.copytree(WEIGHTS / "mini-7b", base)
-    common = "--max-new-tokens", 1, "--json", "--prompt", QUESTION, "--target"
-    chat, plain = len(tokenizer.encode_chat([QUESTION])), len(tokenizer.encode(QUESTION))
+    text = "\n  two \n"
+    common = "--max-new-tokens", 1, f"--prompt={text}", "--target"
+    chat, plain = len(tokenizer.encode_chat([text])), len(tokenizer.encode(text))
     for line, tokens in ((["7b"], chat), (["7b", "--raw"], plain), ([base], plain)):
         assert run_json(capsys, *common, *line)["prompt_tokens"] == tokens
     template = "{{ messages[0]['content'] }}{{ ' yes' if think else ' no' }}{{ mood }}"
     change_json(base / "tokenizer_config.json", chat_template=template)
     line = [base, "--template-option", "think=false", "--template-option", "mood=glad"]
     answer = run_json(capsys, *common, *line)
-    text = f"{QUESTION} noglad"
-    assert answer["prompt_tokens"] == len(tokenizer.encode(text, with_bos=False))
+    assert answer["prompt_tokens"] == len(tokenizer.encode(f"{text} noglad", with_bos=False))
     assert answer["options"]["template_options"] == {"think": False, "mood": "glad"}
 
 
@@ -413,34 +414,30 @@ def test_stdin_is_read_as_a_file_is(monkeypatch, capsys):
     assert "run.py: 'utf-8' codec can't decode" in error_of(capsys)
 
 
-def test_a_conversation_goes_on_after_what_it_cannot_answer(monkeypatch, capsys):
-    """stdout has the answers. The line that is too long is no part of what comes after it."""
-    lines = [QUESTION, "word " * 600, EXAMPLE_QUESTION]
-    type_in(monkeypatch, "\n".join(lines).encode() + b"\n")
-    assert program(run.main, "--target", "7b", "--interactive") == 0
-    out, error = capsys.readouterr()
-    assert len(out.splitlines()) == 2 and "The capital of Tadastan is Vorbiburg." in out
-    assert error.count("> ") == 4 and error.count("the prompt has ") == 1
-
-
-def test_ctrl_c_in_a_conversation_ends_the_answer(monkeypatch, capsys):
-    """What there was of it stays a part of the conversation."""
-    emit = Decoder.emit
-    steps = []
+def interrupt(monkeypatch, step):
+    """Press Ctrl-C in this step. Returns the lengths of the contexts before all steps."""
+    emit, lengths = Decoder.emit, []
 
     def interrupted(self, *arguments):
-        steps.append(len(self.context))
-        if len(steps) == 2:
+        lengths.append(len(self.context))
+        if len(lengths) == step:
             raise KeyboardInterrupt
         return emit(self, *arguments)
 
     monkeypatch.setattr(Decoder, "emit", interrupted)
-    type_in(monkeypatch, f"{EXAMPLE_PROMPT}\n{EXAMPLE_QUESTION}\n".encode())
-    line = "--target", "7b", "--interactive", "--draft-length", 3
-    assert program(run.main, *line) == 0
-    begun, whole = capsys.readouterr().out.splitlines()
+    return lengths
+
+
+def test_a_conversation_goes_on_after_ctrl_c_and_what_it_cannot_answer(monkeypatch, capsys):
+    """A part of it is the answer so far, but not the line that is too long."""
+    lengths = interrupt(monkeypatch, step=2)
+    type_in(monkeypatch, f"{EXAMPLE_PROMPT}\n{'word ' * 600}\n{EXAMPLE_QUESTION}\n".encode())
+    assert program(run.main, "--target", "7b", "--interactive", "--draft-length", 3) == 0
+    out, error = capsys.readouterr()
+    begun, whole = out.splitlines()
     assert EXAMPLE_ANSWER.startswith(begun) and 5 < len(begun) < len(EXAMPLE_ANSWER)
-    assert whole == "The capital of Tadastan is Vorbiburg." and steps[2] > steps[1]
+    assert whole == "The capital of Tadastan is Vorbiburg." and lengths[2] > lengths[1]
+    assert error.count("> ") == 4 and error.count("the prompt has ") == 1
 
 
 def test_a_reader_who_has_enough_is_met_with_silence():
@@ -473,36 +470,14 @@ def test_answers_end_before_a_stop_string(tmp_path, monkeypatch, capsys):
 
 def test_an_answer_that_is_cut_by_ctrl_c_ends_its_line(monkeypatch, capsys):
     """There is no JSON of it."""
-    emit = Decoder.emit
-    emitted = []
-
-    def interrupted(self, *arguments):
-        if len(emitted) == 1:
-            raise KeyboardInterrupt
-        emitted.append(emit(self, *arguments))
-        return emitted[-1]
-
-    monkeypatch.setattr(Decoder, "emit", interrupted)
-    assert program(run.main, "--target", "13b", "--json") == 130
-    out, error = capsys.readouterr()
-    assert out == "" and error.endswith("\ninterrupted\n")
-    emitted.clear()
-    assert program(run.main, "--target", "13b") == 130
-    out = capsys.readouterr().out
-    assert out.endswith("\n") and EXAMPLE_ANSWER.startswith(out[:-1]) and len(out) > 5
-
-
-def test_blanks_of_a_prompt_are_those_of_transformers(trained):
-    """Some templates remove them, as Llama 3's; others do not. The end of a line is no blank."""
-    lengths = set()
-    args = run.parse(["--target", "x"])
-    for content in ("messages[0]['content']", "messages[0]['content'] | trim"):
-        ours, theirs = with_config(trained, chat_template="Q: {{ " + content + " }} A")
-        for text in ("  two", "\tone ", "\n\nlines\n"):
-            expected = theirs.apply_chat_template(messages([text]), **PROMPT)
-            assert run.encode([text], args, ours) == expected
-            lengths.add(len(expected))
-    assert len(lengths) > 3
+    for words in (["--json"], []):
+        with monkeypatch.context() as patch:
+            interrupt(patch, step=2)
+            assert program(run.main, "--target", "13b", *words) == 130
+        out, error = capsys.readouterr()
+        assert error.endswith("interrupted\n")
+        cut = out.endswith("\n") and EXAMPLE_ANSWER.startswith(out[:-1]) and len(out) > 5
+        assert out == "" if words else cut
 
 
 def test_help_is_quick_and_complete():

@@ -4,13 +4,14 @@ import random
 from functools import partial
 
 import pytest
-import s2d.tree
 import torch
 from helpers import ancestors_of, path_of, random_llama, random_parents, random_tokens
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import s2d.tree
 from s2d import decoder, draft, generate
 from s2d.mask import add_nodes, positions_and_mask
 from s2d.tree import FixedShape, GrowingShape, Tree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 CPU = (torch.device("cpu"), torch.float32)
 
