@@ -302,17 +302,6 @@ def test_long_prompts_are_prefilled_without_a_draft():
         assert tokens == full.argmax(dim=-1).tolist()
 
 
-def test_stats_add_up():
-    target, draft = nearly_equal(2, eos_token_ids=())
-    found = generate(target, [3, 1], draft, exits=[1, 2, 4], thresholds=[0.4, 0.4, 0.0])
-    stats = found.stats
-    assert sum(stats.accept_lengths) == len(found.tokens) == 126 and found.ended == "context"
-    assert stats.accepted_tokens == len(found.tokens) - stats.steps
-    assert stats.exit_counts.total() == stats.draft_levels
-    assert stats.mean_accepted_tokens == len(found.tokens) / stats.steps
-    assert stats.seconds > stats.draft_seconds + stats.target_seconds > 0
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_method_ends_at_the_same_stop_string(temperature, mini, tokenizer):
     """In the middle of what a step accepts; alone, and with other prompts in the same passes."""
