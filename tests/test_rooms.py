@@ -82,7 +82,7 @@ def test_data_flows_one_way():
 
 # What a program does with the front, and the rooms that each part of it uses.
 USES = {
-    "from s2d import definition, draft, generate, soft": set(),
+    "from s2d import definition, generate, soft": set(),
     """for method in ("ar", "sd", "mcsd", "s2d", "s2d-tree"):
     for options in (dict(), dict(temperature=1.0, rule="rejection")):
         generate(target, [3, 1], draft, method, max_new_tokens=4, **options)""": set(),

@@ -281,7 +281,7 @@ class Hostile:
     """A tokenizer whose every token is something to be careful with."""
 
     TEXTS = ["</script><script>hacked = 1</script>", "<img src=x onerror='hacked = 1'>", '"&amp;']
-    model = SimpleNamespace(is_open=lambda ids: False)
+    model = SimpleNamespace(is_open=lambda ids: False, special={})
     TEXTS += ["שלום", "👩‍🔬", "\n", "\u2028", "@@data@@", "${1}", ""]
 
     def decode(self, ids):
@@ -307,11 +307,8 @@ def test_the_page_of_run_py_names_the_models_and_colours_by_the_drafts_list(tmp_
     assert classes == ["target", f"exit {COLORS[1].name}"]  # exit 3 is the second one
 
 
-def test_the_page_has_the_words_of_the_readme_and_names_of_functions(known):
-    file = known("chain")[0]
-    words, names = browse(file, 'return [texts("#words")[0], texts("h3 code")]')
-    paragraph = re.search(r"\*\*Words\.\*\* (.*?)\n\n", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert words.split() == paragraph[1].replace("*", "").split()
+def test_the_page_names_functions(known):
+    names = browse(known("chain")[0], 'return texts("h3 code")')
     assert len(names) == 4
     for name in names:
         function, path = name.split(" in ")
