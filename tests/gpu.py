@@ -1,4 +1,4 @@
-"""What this project does on a GPU, in one command of eight minutes at most.
+"""What this project does on a GPU, in one command of seven minutes at most.
 
     python tests/gpu.py --out DIR                        # a GPU with 32 GB of memory, or more
     python tests/gpu.py --out DIR --device cpu --small   # the same with tiny models: CI
@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -26,10 +26,9 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
-import numpy as np
 import torch
-from full_size import DRAFTING, config_of, draft_config, fill
-from other_device import Counted
+from full_size import config_of, draft_config, fill
+from other_device import note_asked
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -42,7 +41,6 @@ from s2d.checkpoint import check_device, empty_model  # noqa: E402
 from s2d.checkpoint.files import refuse_existing  # noqa: E402
 from s2d.cli.program import Parser, run_program  # noqa: E402
 from s2d.generation import start  # noqa: E402
-from s2d.mask import positions_and_mask  # noqa: E402
 from s2d.model import Llama, LlamaConfig  # noqa: E402
 
 Row = dict[str, str | float]  # a cell for each column
@@ -56,7 +54,6 @@ METHODS = {
     "s2d, T = 1": dict(method="s2d", temperature=1.0),
 }
 PROMPT = torch.randint(1000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
-WARM_UP = 3  # passes before those that are timed: kernels are loaded
 ANSWERS = 2  # that are timed, after another one
 # What the profiler calls the functions of CUDA that launch something, and those that wait.
 LAUNCHES = {"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"}
@@ -70,11 +67,8 @@ class Setup:
     device: torch.device
     shape: str = "7b"  # of full_size.py
     dtype: torch.dtype = torch.bfloat16
-    context: int = 512  # positions before a pass that is timed
-    passes: int = 20  # that are timed
     new_tokens: int = 128
     steps: int = 2  # that are profiled
-    copied: int = 2**30  # bytes
     processes: int = min(8, os.cpu_count() or 1)  # of pytest, if pytest-xdist is here
     tests: tuple[str, ...] = ("devices", "roots", "rules", "draft", "tree", "exact", "batch")
 
@@ -84,7 +78,7 @@ class Setup:
 
 
 def small_setup(device: torch.device) -> Setup:
-    sizes = dict(shape="tiny", context=32, passes=3, new_tokens=16, steps=1, copied=2**24)
+    sizes = dict(shape="tiny", new_tokens=16, steps=1)
     return Setup(device, dtype=torch.float32, processes=1, tests=("roots",), **sizes)
 
 
@@ -106,27 +100,10 @@ def make_models(setup: Setup) -> tuple[Llama, Llama]:
     return make(target_config), make(draft_config(target_config))
 
 
-def seconds_of(call: Callable[[], Any], setup: Setup) -> float:
-    """The median of some calls, from the launch to the end of what is launched."""
-    seconds = []
-    for _ in range(WARM_UP + setup.passes):
-        began = time.perf_counter()
-        call()
-        if setup.on_gpu:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return median(seconds[WARM_UP:])
-
-
 def describe_machine(setup: Setup) -> Iterator[Row]:
-    """The device, and the bytes that a large copy reads and writes per second."""
     yield {"what": "device", "is": torch.cuda.get_device_name() if setup.on_gpu else "CPU"}
     yield {"what": "torch", "is": torch.__version__}
     yield {"what": "shape", "is": f"{setup.shape} of full_size.py, {setup.dtype}"}
-    source = torch.ones(setup.copied, dtype=torch.uint8, device=setup.device)
-    copy = torch.empty_like(source)
-    seconds = seconds_of(lambda: copy.copy_(source), setup)
-    yield {"what": "GB/s of a copy", "is": 2 * source.nbytes / seconds / 1e9}
 
 
 def run_checks(setup: Setup) -> Iterator[Row]:
@@ -148,40 +125,6 @@ def run_checks(setup: Setup) -> Iterator[Row]:
         yield {"check": name, "exit code": codes[-1], "seconds": seconds}
     if any(codes):
         raise RuntimeError("a check has failed")
-
-
-def time_passes(setup: Setup) -> Iterator[Row]:
-    """Passes after a context, with the LM head: the target's, and a draft's from exit to exit."""
-    target, draft = make_models(setup)
-    segments = [("target", target, 0, target.config.num_hidden_layers, (1, 2, 4, 8, 16, 64))]
-    for first, end in zip((0, *DRAFTING.exits), DRAFTING.exits):
-        segments.append((f"draft, layers {first + 1} to {end}", draft, first, end, (1, 8)))
-    for name, model, first, end, all_rows in segments:
-        weights = [*model.model.layers[first:end].parameters(), model.lm_head.weight]
-        size = sum(weight.nbytes for weight in weights) / 1e9
-        for rows in all_rows:
-            seconds = time_pass(setup, model, first, end, rows)
-            speed = {"ms": 1000 * seconds, "GB of weights": size, "GB/s": size / seconds}
-            yield {"pass": name, "rows": rows} | speed
-
-
-def time_pass(setup: Setup, model: Llama, first: int, end: int, rows: int) -> float:
-    """Seconds of a chain of ``rows`` rows through layers first..end-1 and the LM head."""
-    S = setup.context
-    place = dict(device=setup.device, dtype=setup.dtype)
-    with torch.inference_mode():
-        cache = model.new_cache(S + rows, first, end)
-        context = torch.randn(1, S, model.config.hidden_size, **place)
-        model.run_layers(context, first, end, cache=cache)
-        hidden = torch.randn(1, rows, model.config.hidden_size, **place)
-        chain = np.tri(rows, dtype=bool)  # of ancestors; node 0 is the first row
-        positions, mask = positions_and_mask(S, S + 1, chain, **place)
-
-        def run() -> None:
-            cache.keep(S, [])  # roll back
-            model.logits(model.run_layers(hidden, first, end, positions, mask, cache))
-
-        return seconds_of(run, setup)
 
 
 def time_answers(setup: Setup) -> Iterator[Row]:
@@ -238,7 +181,7 @@ def count_launches(setup: Setup) -> Iterator[Row]:
 def profile_steps(setup: Setup, decoder: Any) -> Row:
     """The means of a few steps after the first one, which reads the prompt."""
     tried: list[int] = []
-    decoder.drafter.exits = [Counted(each, tried) for each in decoder.drafter.exits]
+    note_asked(decoder.drafter.exits, tried)
     steps = iter(decoder)
     next(steps)
     tried.clear()
@@ -265,10 +208,9 @@ def profile_steps(setup: Setup, decoder: Any) -> Row:
     }
 
 
-PARTS = {  # and the seconds that each may take on a GPU, eight minutes in all
+PARTS = {  # and the seconds that each may take on a GPU, seven minutes in all
     "machine": (describe_machine, 20),
     "exactness": (run_checks, 185),
-    "passes": (time_passes, 55),
     "answers": (time_answers, 80),
     "transformers": (time_transformers, 50),
     "launches": (count_launches, 45),

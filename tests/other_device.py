@@ -49,21 +49,15 @@ class Pretend(torch.Tensor):
         return self.raw.tolist()
 
 
-class Counted:
-    """An exit that notes in ``asked`` when it is asked."""
+def note_asked(exits: list[Exit], asked: list[int]) -> None:
+    """Have each exit note in ``asked`` when it is asked."""
+    for each in exits:
 
-    def __init__(self, inner: Exit, asked: list[int]) -> None:
-        self.inner = inner
-        self.asked = asked
-        self.exit_layer = inner.exit_layer
-        self.max_positions = inner.max_positions
+        def noted(tree: Tree, each: Exit = each, predict: Any = each.predict) -> Prediction:
+            asked.append(each.exit_layer)
+            return predict(tree)
 
-    def predict(self, tree: Tree) -> Prediction:
-        self.asked.append(self.exit_layer)
-        return self.inner.predict(tree)
-
-    def keep(self, tree: Tree, accepted: list[int]) -> None:
-        self.inner.keep(tree, accepted)
+        each.predict = noted
 
 
 def raw(x: Any) -> Any:

@@ -75,7 +75,7 @@ def check_text_and_waits() -> None:
         expected = generate(cpu_target, PROMPT, cpu_draft, **options).tokens
         decoder = start(target, PROMPT, draft, **options)
         asked: list[int] = []
-        decoder.drafter.exits = [Counted(each, asked) for each in decoder.drafter.exits]
+        note_asked(decoder.drafter.exits, asked)
         waits[0] = 0
         allowed = 1 if way.get("init") == "target" else 0  # for the first roots
         for step in decoder:
@@ -121,7 +121,7 @@ def check_that_mixed_devices_raise() -> None:
 
 
 if __name__ == "__main__":
-    from other_device import NAME, Counted, register, waits
+    from other_device import NAME, note_asked, register, waits
 
     kept = register()
     check_that_mixed_devices_raise()

@@ -24,7 +24,6 @@ from s2d.checkpoint.config import read_config
 from s2d.checkpoint.tokenizer import TextStream
 from s2d.cli.program import run_program
 from s2d.decoder import Decoder
-from s2d.mcsd.decision import Decision, fingerprint, save_decision
 from s2d.ngram.datastore import save_datastore
 from s2d.options import METHODS, Options
 from s2d.speed.batch import decode_many
@@ -292,7 +291,6 @@ def models(tmp_path_factory):
     (folder / "json/tokenizer.model").unlink()
     save_trained(folder / "json")
     save_model(draft, folder / "draft", dtype=torch.float32)
-    save_decision(Decision("stats", 16, 0.4, fingerprint(draft)), folder / "decision.safetensors")
     return folder
 
 
@@ -337,38 +335,6 @@ def test_a_mistake_gives_one_line_and_exit_code_2(line, models, capsys):
     words = [line] if line.startswith("--prompt=") else line.format(m=models).split(" ")
     target = [] if "--target" in words else ["--target", "7b"]
     assert MISTAKES[line] in refused(capsys, *target, *words)
-
-
-VALUES = {
-    "method": METHODS,
-    "prompt": ["A word", "", "x" * 5000, "\udc80", "日本 \0"],
-    "max-new-tokens": [4, 0, -1, "x"],
-    "temperature": [0, 1, 1e-7, "nan", "inf", -1],
-    "top-p": [0.5, 0, 2],
-    "top-k": [0, 5, -1, 10**30],
-    "seed": [0, 2**63 - 1, 2**63, -1],
-    "device": ["cpu", "cpu:0", "cuda:99", "meta"],
-    "dtype": ["float64", "bfloat16", "int8"],
-    "exits": ["0", "1", "1,2", "2,1", "0,2", "9", "", ",", "١"],
-    "thresholds": ["0", "0.5,0", "nan,0", "2"],
-    "draft-length": [1, 5, 0, 10**9],
-    "tree": ["4,2,2,1", "1,1", "3x2x4", "0x1x1", "2000,2000", "x", "9" * 30],
-    "init": ["draft", "target"],
-    "stop": [0.5, 2, "nan", "{m}/decision.safetensors", "/dev/null"],
-    "system": ["Be brief.", ""],
-}
-FLAGS = ["--json", "--raw", "--rejection"]
-
-
-def test_options_drawn_at_random_give_an_answer_or_one_line(models, capsys):
-    rng, answers = random.Random(0), 0
-    for _ in range(60):
-        words = ["--target", models / "target", "--draft", models / "draft"]
-        words += ["--prompt=A word", "--max-new-tokens=4"]
-        for name in rng.sample(sorted(VALUES), rng.randrange(1, 4)):
-            words.append(f"--{name}={rng.choice(VALUES[name])}".format(m=models))
-        answers += not refused(capsys, *words, *rng.sample(FLAGS, rng.randrange(2)))
-    assert 10 < answers < 50
 
 
 DAMAGED = ["config.json", "model.safetensors", "tokenizer_config.json", "tokenizer.json"]
