@@ -1,5 +1,6 @@
 """The file of a datastore: what is written is read, and what is none is refused."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -55,5 +56,5 @@ def test_a_text_that_is_in_it_is_drafted(tmp_path, capsys):
     for more in ([], ["--datastore", out]):
         more = [*question, "--exits", 0, "--max-new-tokens", 48, *more]
         assert program(run.main, *more) == 0
-        steps.append(int(capsys.readouterr().out.split("steps")[1].split(",")[0]))
+        steps.append(int(re.search(r"^steps +(\d+),", capsys.readouterr().err, re.M)[1]))
     assert steps[1] < 0.7 * steps[0]

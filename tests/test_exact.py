@@ -263,7 +263,7 @@ def padded(model, size):
 def test_vocabularies_that_are_padded_to_different_sizes(temperature):
     """What one of the two models lacks is not drafted, and the target may write what it has."""
     target, draft = nearly_equal(1, eos_token_ids=())
-    law = dict(temperature=temperature, max_new_tokens=12, seed=3)
+    law = dict(temperature=temperature, max_new_tokens=30, seed=3)
     sorted_exits = dict(exits=[2, 4], thresholds=[0.3, 0.0])
     growing, roots = dict(tree=GrowingShape(3, 4, 9)), dict(init="target")
     for rule in ("noise", "rejection") if temperature else ("noise",):
