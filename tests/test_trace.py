@@ -37,8 +37,8 @@ CASES = {
     "growing tree of drawn tokens": {"method": "s2d-tree"} | REJECTION,
     "rejected chain": {"method": "s2d", "exits": (0, 3, 4)} | REJECTION,
     "rejected tree": {"method": "mcsd", "tree": (3, 2, 1)} | REJECTION,
-    "rejected tree that ends": {"method": "mcsd", "tree": (6, 5), "temperature": 2.0}
-    | {"rule": "rejection", "seed": 8},
+    "rejected tree that ends": {"method": "mcsd", "tree": (3, 2, 1), "seed": 13}
+    | {"temperature": 2.0, "rule": "rejection"},
     "lossy roots": {"method": "mcsd", "init": "target", "tree": (3, 2)} | REJECTION,
     "rejected chain below a root": {"method": "s2d", "init": "target"} | REJECTION,
     "root": {"method": "s2d", "init": "target", "temperature": 1.0},
