@@ -367,6 +367,10 @@ WRONG = {
     "temperature: expected a number": dict(temperature=-1.0),
     "top_p: expected": dict(top_p=0.0),
     "exits: expected a list, got 4": dict(exits=4),
+    "exits: expected a list, got <generator": dict(exits=(layer for layer in (2, 4))),
+    "thresholds are numbers from 0, not nan": dict(thresholds=(float("nan"), 0.0)),
+    "stop_at is StopStrings": dict(stop_at=["User:"]),
+    "a tree is a list of widths or a Shape, not '42'": dict(tree="42"),
     "exits of 4 draft layers: expected": dict(exits=[5]),
     "exits must increase": dict(exits=[2, 1]),
     "2 exits, but 1 thresholds": dict(exits=[1, 2], thresholds=[0.5]),
@@ -379,7 +383,7 @@ WRONG = {
     "a decision model judges exits with layers": dict(exits=[0, 2], decision=ByLastToken()),
     "give tree or draft_length, not both": dict(tree=(2, 1), draft_length=3),
     "unknown option 'temprature'; did you mean temperature?": dict(temprature=1.0),
-    "a tree is a list of widths or a Shape": dict(tree=FixedShape),
+    "a tree is a list of widths or a Shape, not .2.9": dict(tree=(2.9, 1.5)),
 }
 
 
