@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import multiprocessing
 import os
 import re
 import shutil
@@ -95,51 +96,35 @@ USES = {
     "import s2d.train.nested": {"train", "checkpoint", "cli", "speed"},
     "import s2d.lesson.checks": {"lesson"},
 }
-PREPARE = """import os, sys
-import numpy, pytest, safetensors.torch, torch, torch.distributed
-sys.path.append(TESTS)
-children = []
-for room, lines in PROGRAMS.items():
-    child = os.fork()
-    if child:
-        children.append((child, room))
-        continue
-    os.chdir(room)
-    sys.path.insert(0, os.getcwd())
-    torch.set_num_threads(1)
-    try:
-        exec(lines)
-    except BaseException:
-        import traceback
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
-sys.exit(", ".join(room for child, room in children if os.waitpid(child, 0)[1]))"""
+
+
+def run_copy(folder, lines):
+    """Run a program of a copy of the project, in a process that has imported the project itself."""
+    for name in [each for each in sys.modules if each.split(".")[0] in ("s2d", "helpers")]:
+        del sys.modules[name]
+    sys.path.insert(0, str(folder))
+    os.environ["HOME"] = str(folder.parent / "home")
+    exec("\n".join(lines), {})
 
 
 def test_whatever_does_not_use_a_room_works_without_it(tmp_path):
-    """In copies of the project that each lack a room, in a process each.
-
-    Importing sets no hook, and nothing is written into a user's home. The processes are forked from
-    one that has imported PyTorch and nothing of this project.
-    """
+    """In copies that each lack a room. Importing sets no hook; nothing goes into a user's home."""
     (tmp_path / "home").mkdir()
-    programs = {}
+    context, processes = multiprocessing.get_context("fork"), {}
     for room in ROOMS:
         copy = tmp_path / room / "s2d"
         shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.rmtree(copy / room)
-        lines = ["import s2d", f"assert s2d.__file__.startswith({str(copy)!r})"]
+        lines = ["import sys, s2d", f"assert s2d.__file__.startswith({str(copy)!r})"]
         lines += ["from helpers import WEIGHTS, random_llama"]
         lines += ["target, draft = (random_llama(seed, eos_token_ids=()) for seed in (1, 2))"]
         lines += [line for line, used in USES.items() if room not in used]
         lines += ["assert sys.excepthook is sys.__excepthook__"]
-        programs[room] = "\n".join(lines)
-    prepare = f"TESTS, PROGRAMS = {str(ROOT / 'tests')!r}, {programs!r}\n{PREPARE}"
-    environment = os.environ | {"HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, "-c", prepare]
-    done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+        processes[room] = context.Process(target=run_copy, args=(copy.parent, lines))
+        processes[room].start()
+    for process in processes.values():
+        process.join()
+    assert [room for room, process in processes.items() if process.exitcode != 0] == []
     assert not list((tmp_path / "home").iterdir())
 
 
