@@ -226,7 +226,7 @@ def print_table(rows: Iterator[Row], file: IO[str]) -> None:
             columns = list(row)
             print("| " + " | ".join(columns) + " |", file=file)
             print("|---" * len(columns) + "|", file=file)
-        cells = [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values()]
+        cells = [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row.values()]
         print("| " + " | ".join(cells) + " |", file=file, flush=True)
 
 
