@@ -96,7 +96,7 @@ from s2d.checkpoint.notices import tell
 from s2d.checkpoint.pair import Pair, choose_pair, load_chosen
 from s2d.cli.colors import Color, color_exits
 from s2d.cli.conversation import encode, hold_conversation
-from s2d.cli.terminal import Streamed, as_json, compare, report, show
+from s2d.cli.terminal import Streamed, as_json, compare_speed, report, show
 from s2d.options import Options, default_drafting
 from s2d.speed.batch import decode_many, in_order
 from s2d.speed.tensor_parallel import from_rank_0, join_processes
@@ -202,7 +202,7 @@ def answer_prompt(args: Namespace, pair: Pair, colors: dict[int, Color]) -> None
     print(f"\n{report(answer, legend, pair.target.dtype)}", file=sys.stderr)
     # By itself only for the example, as the comparison decodes the first tokens ten times more.
     if args.compare or (args.prompt is None and args.method != "ar"):
-        print(compare(pair, prompt, answer), file=sys.stderr)
+        print(compare_speed(pair, prompt, answer), file=sys.stderr)
 
 
 def answer_lines(lines: list[tuple[int, str]], args: Namespace, pair: Pair) -> int:

@@ -1,7 +1,5 @@
 """The decision model: what it sees, what it refuses; it decides where drafts end."""
 
-import json
-import re
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,7 +12,7 @@ from s2d.generation import start
 from s2d.mcsd.decision import Decision, fingerprint, load_decision, save_decision
 from s2d.rules import Prediction, Proposal
 from s2d.train import __main__ as train
-from s2d.train.decision import collect, fit_decision
+from s2d.train.decision import collect
 
 
 def features_of(decision, logits, hidden=None):
@@ -91,16 +89,8 @@ def test_a_fork_goes_on_where_a_path_is_likely():
         def says(probs, place, hopeless=hopeless):
             return 0.05 if len(probs) == 2 and place == hopeless else 0.6
 
-        steps = start(
-            target,
-            [3, 1],
-            target,
-            "mcsd",
-            tree=(2, 1, 1),
-            exits=[4],
-            decision=Fixed(says),
-            stop=0.2,
-        )
+        options = dict(tree=(2, 1, 1), exits=[4], stop=0.2, decision=Fixed(says))
+        steps = start(target, [3, 1], target, "mcsd", **options)
         trees = [step.tree for step in steps if step.tree.depth == 3]
         assert trees and all(tree.parents == [-1, 0, 0, 1, 2, 4 - hopeless] for tree in trees)
 
@@ -118,36 +108,11 @@ def test_a_file_keeps_its_configuration_and_fits_its_draft(tmp_path):
     other = f"is for draft {fingerprint(draft)}, not "
     for another in (random_llama(2), random_llama(1, hidden_size=64)):
         raises_line(loaded.prepare_for, ValueError, other, another)
-    for name in ("model.safetensors", "config.json", "nowhere"):
-        message = "no decision model at"
-        raises_line(load_decision, ValueError, message, WEIGHTS / "mini-draft" / name)
-    for threshold in ("0.4", None, [0.4], 7, -3, float("nan")):
-        made.threshold = threshold
-        wrong = tmp_path / "wrong.safetensors"
-        save_decision(made, wrong)
-        raises_line(load_decision, ValueError, "no decision model at", wrong)
-        wrong.unlink()
-
-
-def test_shipped_models_belong_to_the_shipped_draft(mini):
-    for target in ("7b", "13b", "70b"):
-        file = WEIGHTS / "mini-draft" / f"decision-{target}.safetensors"
-        decision = load_decision(file)
-        decision.prepare_for(mini("mini-draft"))
-        assert 0.0 < decision.threshold < 1.0
-
-
-def test_training_finds_what_decides():
-    """Labels that depend on one feature are learnt; soft ones lead to calibrated predictions."""
-    generator = torch.Generator().manual_seed(0)
-    features = torch.rand(4000, 11, generator=generator)
-    labels = torch.sigmoid(6 * features[:, 3] - 3)
-    torch.manual_seed(0)
-    model = Decision("stats", 8, 0.4, "")
-    fit_decision(model, features, labels, epochs=12, seed=0)
-    with torch.inference_mode():
-        scores = model.layers(features)[:, 0].sigmoid()
-    assert (scores - labels).abs().mean() < 0.03
+    made.threshold = float("nan")
+    wrong = tmp_path / "wrong.safetensors"
+    save_decision(made, wrong)
+    for file in (wrong, WEIGHTS / "mini-draft/model.safetensors", tmp_path / "nowhere"):
+        raises_line(load_decision, ValueError, "no decision model at", file)
 
 
 def test_labels_of_improbable_tokens_are_probabilities():
@@ -161,40 +126,19 @@ def test_labels_of_improbable_tokens_are_probabilities():
     assert ((0 <= labels) & (labels <= 1)).all() and labels.max() > 0
 
 
-def test_the_training_command(tmp_path, capsys, mini):
+def test_the_training_command(tmp_path, capsys, mini, tokenizer):
     """What it learns to foresee is whether the target accepts."""
     models = ["--target", WEIGHTS / "mini-7b", "--draft", WEIGHTS / "mini-draft"]
     out, train_decision = tmp_path / "new/d.safetensors", partial(program, train.main, "decision")
     assert train_decision(*models, "--out", out, "--prompts", 8) == 0
-    said, notices = capsys.readouterr()
-    shares = re.search(
-        r"right about ([\d.]+)% of \d+ drafted .*right about ([\d.]+)%$", said.strip()
-    )
-    assert float(shares[1]) > 60 and 20 < float(shares[2]) < 100
-    assert "learnt from mini, 6 times" in notices
-    assert load_decision(out).features == "stats"
+    assert "learnt from mini, 6 times" in capsys.readouterr().err
+    decision = load_decision(out)
+    pair = SimpleNamespace(target=mini("mini-7b"), draft=mini("mini-draft"))
+    other = tokenizer.encode_chat(["Tell me a story about a robot called Nora."])
+    inputs, labels = collect(decision, pair, [other])
+    right = (decision(inputs) > 0.5) == (labels > 0.5)
+    assert right.float().mean() > 0.6
     assert_refused(capsys, "d.safetensors is there already", train_decision, *models, "--out", out)
     out.unlink()
-    for message, *more in (
-        ("mini gives 2 questions; expected 5 or more", "--prompts", "2"),
-        ("no model folder", "--target", "nowhere"),
-        ("no file nowhere; expected mini, dialogues", "--data", "nowhere"),
-    ):
-        assert_refused(capsys, message, train_decision, *models, "--out", out, *more)
-
-
-def test_training_on_a_file(tmp_path, capsys):
-    """Of the questions that there are a fifth is kept out; those that cannot be asked are none."""
-    questions = ["\ud800", "word " * 2000, *(f"What is {number}?" for number in range(6))]
-    said = [{"messages": [{"role": "user", "content": each}]} for each in questions]
-    for each in said:
-        each["messages"].append({"role": "assistant", "content": "Fine."})
-    (tmp_path / "d.json").write_text(json.dumps(said))
-    line = ["decision", "--target", WEIGHTS / "mini-7b", "--draft", WEIGHTS / "mini-draft"]
-    line += ["--out", tmp_path / "d.safetensors", "--epochs", 1, "--data", tmp_path / "d.json"]
-    assert program(train.main, *line) == 0
-    assert f"learnt from {tmp_path / 'd.json'}, 1 times" in capsys.readouterr().err
-    (tmp_path / "d.safetensors").unlink()
-    (tmp_path / "d.json").write_text(json.dumps(said[:6]))
-    assert program(train.main, *line) == 2
-    assert "gives 4 questions; expected 5" in capsys.readouterr().err.splitlines()[-1]
+    message = "no file nowhere; expected mini, dialogues"
+    assert_refused(capsys, message, train_decision, *models, "--out", out, "--data", "nowhere")

@@ -13,7 +13,6 @@ from s2d import model
 from s2d.bench import __main__ as bench
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-
 HF = "hf", "--target"
 
 
@@ -46,13 +45,6 @@ def test_models_that_are_read_rightly(folder, capsys):
     assert check(folder) == 0
 
 
-def test_what_transformers_would_guess_is_not_compared(folder, capsys):
-    (folder / "tokenizer_config.json").unlink()
-    assert check(folder) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "not compared" in line]
-    assert len(lines) == 2 and not any(line.endswith(": ok") for line in lines)
-
-
 def test_a_miniature_with_its_draft_by_every_method(capsys):
     assert check("7b") == 0
     assert len(capsys.readouterr().out.splitlines()) == 3 + 6
@@ -60,24 +52,16 @@ def test_a_miniature_with_its_draft_by_every_method(capsys):
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     exits = "sd:exits=1", "sd:exits=4", "mcsd:exits=4", "s2d:exits=1,4", "s2d-tree:exits=1,4"
     assert rows[-6:] == ["ar", *exits]
-    refuses(bench.main, capsys, "exits of 4 draft layers", *HF, "7b", "--exits", "9")
 
 
-def test_a_draft_that_is_named_must_be_there_and_one_that_is_found_must_fit(folder, capsys):
-    refuses(bench.main, capsys, "no model folder at TYPO", *HF, folder, "--draft", "TYPO")
+def test_a_draft_that_does_not_fit_is_not_used(folder, capsys):
     shutil.copytree(WEIGHTS / "mini-draft", folder.with_name("base-draft"))
     assert check(folder) == 0
     out, error = capsys.readouterr()
-    assert "s2d-tree:exits=0" in out and "the draft next to the target is not used" in error
+    assert "s2d-tree:exits=0" in out and "base-draft, the draft next to the target, is not" in error
 
 
-def test_what_is_damaged_is_one_line(folder, capsys):
-    file = folder / "tokenizer_config.json"
-    read = json.loads(file.read_text())
-    for template, message in (("{{", "the chat template of"), ([5], "but no default one")):
-        file.write_text(json.dumps(read | {"chat_template": template}))
-        refuses(bench.main, capsys, message, *HF, folder)
-    file.write_text(json.dumps(read))
+def test_what_transformers_does_not_read_is_one_line(folder, capsys):
     config = json.loads((folder / "config.json").read_text()) | {"rms_norm_eps": None}
     (folder / "config.json").write_text(json.dumps(config))
     refuses(bench.main, capsys, "transformers does not read", *HF, folder)
@@ -86,15 +70,7 @@ def test_what_is_damaged_is_one_line(folder, capsys):
 def test_faults_are_found(folder, capsys, monkeypatch):
     rotate = model.rotate
     monkeypatch.setattr(model, "rotate", lambda x, cos, sin: rotate(x, cos, 0.999 * sin))
-    assert check(folder) == 1
-    assert "logits" in "".join(x for x in capsys.readouterr().out.splitlines() if "FAULT" in x)
-    monkeypatch.undo()
-    monkeypatch.setattr("s2d.checkpoint.config.read_rope", lambda raw: {"rope_theta": 123.0})
-    assert check(folder) == 1
-    assert "logits" in "".join(x for x in capsys.readouterr().out.splitlines() if "FAULT" in x)
-    monkeypatch.undo()
     monkeypatch.setattr("s2d.checkpoint.chat.render_template", lambda *arguments: "x")
     assert check(folder) == 1
-    assert "chat template" in "".join(
-        x for x in capsys.readouterr().out.splitlines() if "FAULT" in x
-    )
+    faults = [line for line in capsys.readouterr().out.splitlines() if line.endswith("FAULT")]
+    assert {"chat template", "logits"} <= {line.split("  ")[0] for line in faults}

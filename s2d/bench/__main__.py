@@ -28,20 +28,19 @@ OPTIONS = {
     "--check": dict(action="store_true", help="compare texts; exit code 1 for a bug"),
     "--out": dict(type=Path, help="a folder for results.json and answers"),
     "--plot": dict(type=Path, help="bars in a .svg, .png or .pdf"),
-    "--drafts": dict(type=Path, help="a folder of drafts, see papers.md"),
-    "--only": dict(nargs="+", choices=papers.EXPERIMENTS, help="default: all"),
+    "--only": dict(nargs="+", choices=papers.EXPERIMENTS, help="default: those without training"),
     "--max-new-tokens": dict(type=count, help="of an answer (%(default)s)"),
     "--device": dict(default="auto", help="cpu, cuda, mps ...; auto: CUDA if there is"),
     "--dtype": dict(default="auto", choices=("auto", *DTYPES), help="auto: the model's"),
 }
 MODELS = ("--target", "--draft", "--exits")
-MEASURING = ("--temperature", "--limit", "--rounds")
+MEASURING = ("--temperature", "--limit", "--rounds", "--dtype")
 FILES = ("--questions", "--out", "--plot")
 PROGRAMS = {
     "speed": ("--targets", "--draft", "--methods", *MEASURING, "--hf", "--check", *FILES),
     "hf": MODELS,
     "pays": (*MODELS, *MEASURING),
-    "papers": ("--drafts", "--only", *MEASURING),
+    "papers": ("--only", *MEASURING),
 }
 DEFAULTS = {
     "speed": dict(run=speed.measure_speed, max_new_tokens=128),
@@ -63,7 +62,7 @@ def parse(arguments: list[str]) -> Namespace:
         name = module.__name__.rpartition(".")[2]
         about = module.__doc__
         program = programs.add_parser(name, help=about.splitlines()[0], description=about)
-        for option in (*PROGRAMS[name], "--max-new-tokens", "--device", "--dtype"):
+        for option in (*PROGRAMS[name], "--max-new-tokens", "--device"):
             program.add_argument(option, **OPTIONS[option])
         program.set_defaults(**DEFAULTS[name])
     if not arguments or arguments[0] not in (*PROGRAMS, "-h", "--help"):

@@ -1,8 +1,8 @@
 """Does this code compute what transformers computes? For any folder of a Llama.
 
-Logits of the same weights in the same memory, with config.json as each reads it; greedy text of
-every lossless method; ids of texts and of the chat template: a line each, and exit code 1 if one is
-not as it should be.
+In float64: logits of the same weights in the same memory, with config.json as each reads it; greedy
+text of every lossless method; ids of texts and of the chat template. Each has a line, and the exit
+code is 1 if one is not as it should be.
 """
 
 from argparse import Namespace
@@ -28,7 +28,7 @@ TEXTS = (
 )
 DIALOGUES = (["Hi"], ["Where is Nora?", "In the north.", "Why?"], ["a\n\nb", "c", " d "])
 # How far logits may be apart, as a share of the largest: more than any order of sums rounds.
-ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-4}
+ALLOWED = 1e-9
 
 Line = tuple[str, str, bool | None]  # what is compared, what was found, whether it is right
 WORDS = {True: ": ok", False: ": FAULT", None: ""}
@@ -36,12 +36,9 @@ WORDS = {True: ": ok", False: ": FAULT", None: ""}
 
 def compare_with_transformers(args: Namespace) -> int:
     """Print a line for each comparison; 1 if one found a fault, else 0."""
-    dtype = "float64" if args.dtype == "auto" else args.dtype
-    if dtype not in ("float64", "float32"):
-        raise ValueError(f"hf compares in float64 or float32, not in {dtype}")
     choice = choose_pair(args.target, args.draft, Options(exits=args.exits))
     has_template = choice.tokenizer.prompt_format.is_own  # a damaged one is refused
-    pair = load_chosen(choice, args.device, dtype, partial(load_model, quick=False))
+    pair = load_chosen(choice, args.device, "float64", partial(load_model, quick=False))
     peer = load_peer(pair)
     ids = compare_tokenizers(pair, has_template)
     code = 0
@@ -60,7 +57,7 @@ def compare_tokenizers(pair: Pair, has_template: bool) -> Iterator[Line]:
     theirs = AutoTokenizer.from_pretrained(pair.folder)
     if (pair.folder / "tokenizer_config.json").is_file():
         wrong = [x for x in TEXTS if tokenizer.encode(x) != theirs(x).input_ids]
-        yield compare_ids("tokenizer", f"ids of {len(TEXTS)} texts", wrong)
+        yield "tokenizer", f"ids of {len(TEXTS)} texts{say_which(wrong)}", not wrong
     else:  # transformers then guesses, and adds neither BOS nor the space before a text
         yield "tokenizer", "not compared, no tokenizer_config.json", None
     if has_template:
@@ -68,14 +65,13 @@ def compare_tokenizers(pair: Pair, has_template: bool) -> Iterator[Line]:
         template = partial(theirs.apply_chat_template, **options)
         ours = tokenizer.encode_chat
         wrong = [x for x in DIALOGUES if ours(x) != template(as_dialogue(x))]
-        yield compare_ids("chat template", f"ids of {len(DIALOGUES)} dialogues", wrong)
+        yield "chat template", f"ids of {len(DIALOGUES)} dialogues{say_which(wrong)}", not wrong
     else:
         yield "chat template", "not compared, there is none", None
 
 
-def compare_ids(what: str, compared: str, wrong: list[Any]) -> Line:
-    found = f", but {wrong[0]!r} differs" if wrong else " equal"
-    return what, compared + found, not wrong
+def say_which(wrong: list[Any]) -> str:
+    return f", but {wrong[0]!r} differs" if wrong else " equal"
 
 
 @torch.inference_mode()
@@ -92,9 +88,8 @@ def compare_models(pair: Pair, peer: Any, args: Namespace) -> Iterator[Line]:
         apart = ours - peer(tokens).logits[0]
         difference = max(difference, apart.abs().max().item())
         scale = max(scale, ours.abs().max().item())
-    allowed = ALLOWED[target.dtype] * scale
-    dtype = str(target.dtype).removeprefix("torch.")
-    found = f"{dtype}, up to {scale:.1f}, {difference:.1e} apart"
+    allowed = ALLOWED * scale
+    found = f"float64, up to {scale:.1f}, {difference:.1e} apart"
     yield "logits", found, difference <= allowed
     options = {"max_new_tokens": args.max_new_tokens}
     expected = [run_peer(prompt, 0, peer, **options)[0] for prompt in prompts]
@@ -115,6 +110,5 @@ def load_peer(pair: Pair) -> Any:
     except Exception as error:  # whatever it does not like about the folder
         raise ValueError(f"transformers does not read {pair.folder}: {error}") from None
     peer.generation_config.eos_token_id = list(pair.target.config.eos_token_ids) or None
-    if pair.target.dtype == torch.float64:
-        keep_float64(peer)
+    keep_float64(peer)
     return peer

@@ -28,17 +28,17 @@ def default_methods(draft: Path | None, exits: Sequence[int] | None = None) -> l
     """
     if draft is None:
         return ["s2d-tree:exits=0"]
+    together = ""
     if exits is None:
-        own = default_drafting(read_config(draft)).exits
-        return [*(f"sd:exits={each}" for each in own), "mcsd", "s2d", "s2d-tree"]
-    together = ",".join(map(str, exits))
+        exits = default_drafting(read_config(draft)).exits
+    else:
+        together = f":exits={','.join(map(str, exits))}"
     single = [f"sd:exits={each}" for each in exits]
-    mcsd = f"mcsd:exits={exits[-1]}"
-    return [*single, mcsd, f"s2d:exits={together}", f"s2d-tree:exits={together}"]
+    return [*single, f"mcsd:exits={exits[-1]}", f"s2d{together}", f"s2d-tree{together}"]
 
 
-def parse_method(text: str, draft: Path | None, folder: Path = Path()) -> Method:
-    """The Method called ``text``, by default with a ``draft``; files it names are in a ``folder``.
+def parse_method(text: str, draft: Path | None) -> Method:
+    """The Method called ``text``, by default with a ``draft``.
 
     What is no such name ends the program, as other mistakes on the command line do.
     """
@@ -50,11 +50,7 @@ def parse_method(text: str, draft: Path | None, folder: Path = Path()) -> Method
         key, equals, value = setting.partition("=")
         words.append(f"--{key.replace('_', '-')}{equals}{value}")
     options = vars(parser.parse_args(words))
-    if "draft" in options:
-        draft = folder / options.pop("draft")
+    draft = options.pop("draft", draft)
     if name == "ar" or options.get("exits") == (0,):
         draft = None
-    for file in ("decision", "datastore"):
-        if file in options:
-            options[file] = folder / options[file]
     return Method(options, draft)

@@ -6,7 +6,6 @@ verified by rejection sampling. papers.md says how drafts are trained, and what 
 
 from argparse import Namespace
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..checkpoint.names import WEIGHTS
 from ..checkpoint.pair import Choice
@@ -17,8 +16,7 @@ from .tables import FORMATS, Result, render, table, with_means
 
 # Two figures differ if one is so many times as large: speeds differ by up to 10 % from run to run,
 # tokens per step by up to 5 % from one training of a draft to the next.
-MARGINS = {"speedup": 1.1}
-OTHER_MARGIN = 1.05
+MARGINS = {"speedup": 1.1, "mat": 1.05, "accepted": 1.05, "same text": 1.05}
 SIZES = "7b", "13b", "70b"
 
 
@@ -32,7 +30,7 @@ class Experiment:
 
     title: str
     claims: list[str]
-    rows: dict[str, str]  # label: method. {size} is the target's; drafts are in --drafts
+    rows: dict[str, str]  # label: method. {size} is the target's; what was trained is in drafts/
 
 
 THREE = "exits=2,3,4:thresholds=0.6,0.4,0"  # as in the papers; the draft uses two by itself
@@ -43,7 +41,8 @@ FORK = "mcsd:exits=3:tree=6,1,1,1,1,1,1,1,1,1:rejection"
 SHORT_FORK = "mcsd:exits=4:tree=6,1,1,1,1,1"
 CONFIGS = "1,1,1,1,1", "4,1,1,1,1", "4,2,2,1", "2,4,3,1,1"
 THRESHOLDS = "0.25,0.25,0", "0.5,0.5,0", "0.75,0.7,0", "0.9,0.9,0"
-DECISION = "decision=decision-{features}-{{size}}.safetensors"
+STATS = "decision=drafts/decision-stats-{size}.safetensors"
+HIDDEN = "decision=drafts/decision-hidden-{size}.safetensors"
 
 EXPERIMENTS = {
     "targets": Experiment(
@@ -55,17 +54,20 @@ EXPERIMENTS = {
         "A sorted draft, an ordinary one's early exits, a draft for each target (S2D)",
         ["speedup: sorted > exit 2 | exit 3", "speedup: sorted > exit 4"],
         {
-            "sorted": f"{S2D}:draft=sorted",
-            **{name: f"{row}:draft=alone-4" for name, row in SINGLE.items()},
-            "one for each target": f"{S2D}:draft=of-{{size}}",
+            "sorted": f"{S2D}:draft=drafts/sorted",
+            **{name: f"{row}:draft=drafts/alone-4" for name, row in SINGLE.items()},
+            "one for each target": f"{S2D}:draft=drafts/of-{{size}}",
         },
     ),
     "sorted": Experiment(
         "Exits trained together, and each alone (S2D)",
         [f"mat: exit {e} >= exit {e}, alone" for e in (2, 3, 4)],
         {
-            **{name: f"{row}:draft=sorted" for name, row in SINGLE.items()},
-            **{f"{name}, alone": f"{row}:draft=alone-{name[-1]}" for name, row in SINGLE.items()},
+            **{name: f"{row}:draft=drafts/sorted" for name, row in SINGLE.items()},
+            **{
+                f"{name}, alone": f"{row}:draft=drafts/alone-{name[-1]}"
+                for name, row in SINGLE.items()
+            },
         },
     ),
     "thresholds": Experiment(
@@ -83,17 +85,20 @@ EXPERIMENTS = {
         "Aligning the draft's features with the target's (S2D), and distillation (2310.08461)",
         ["mat: weight 1 > SoFT"],
         {
-            "SoFT": f"{S2D}:draft=sorted",
-            **{f"weight {each}": f"{S2D}:draft=aligned-{each}" for each in ("0.1", "1", "10")},
-            "distilled": f"{S2D}:draft=distilled",
+            "SoFT": f"{S2D}:draft=drafts/sorted",
+            **{
+                f"weight {each}": f"{S2D}:draft=drafts/aligned-{each}"
+                for each in ("0.1", "1", "10")
+            },
+            "distilled": f"{S2D}:draft=drafts/distilled",
         },
     ),
     "pretraining": Experiment(
         "Pre-training the draft before SoFT (S2D)",
         ["mat: pre-trained > first layers"],
         {
-            "first layers": f"{S2D}:draft=sorted",
-            "pre-trained": f"{S2D}:draft=pretrained",
+            "first layers": f"{S2D}:draft=drafts/sorted",
+            "pre-trained": f"{S2D}:draft=drafts/pretrained",
             "without SoFT": f"{S2D}:draft={WEIGHTS / 'mini-7b'}",
         },
     ),
@@ -121,29 +126,25 @@ EXPERIMENTS = {
         {
             "fork": FORK,
             "fork, stop 0.6": f"{FORK}:stop=0.6",
-            "fork, stats": f"{FORK}:{DECISION.format(features='stats')}",
-            "fork, hidden": f"{FORK}:{DECISION.format(features='hidden')}",
+            "fork, stats": f"{FORK}:{STATS}",
+            "fork, hidden": f"{FORK}:{HIDDEN}",
             "s2d": S2D,
             "s2d, stop 0": f"{S2D}:stop=0",
-            "s2d, stats": f"{S2D}:{DECISION.format(features='stats')}",
-            "s2d, hidden": f"{S2D}:{DECISION.format(features='hidden')}",
+            "s2d, stats": f"{S2D}:{STATS}",
+            "s2d, hidden": f"{S2D}:{HIDDEN}",
         },
     ),
 }
 
 
 def run_experiments(args: Namespace) -> None:
-    """Measure and print each experiment; by default those for which the drafts are there."""
-    names = args.only
-    if names is None:
-        names = [name for name in EXPERIMENTS if args.drafts or not needs_drafts(name)]
+    """Measure and print each experiment; by default those whose drafts are shipped."""
+    names = args.only or [name for name in EXPERIMENTS if not needs_training(name)]
     questions = corpus_questions(args.limit, turns=1)
     chosen = {}
     for name in names:
-        if needs_drafts(name) and not args.drafts:
-            raise ValueError(f"{name}: give --drafts, see s2d/bench/papers.md")
         for size in SIZES:
-            chosen[name, size] = choose_rows(name, size, args.drafts or Path())
+            chosen[name, size] = choose_rows(name, size)
     for name in names:
         result: Result = {}
         for size in SIZES:
@@ -153,17 +154,16 @@ def run_experiments(args: Namespace) -> None:
         print(describe(name, with_means(result)), flush=True)
 
 
-def needs_drafts(name: str) -> bool:
+def needs_training(name: str) -> bool:
     """Whether an experiment compares drafts, or decision models, that have to be trained."""
-    rows = EXPERIMENTS[name].rows.values()
-    return any(":draft=" in row or ".safetensors" in row for row in rows)
+    return any("=drafts/" in row for row in EXPERIMENTS[name].rows.values())
 
 
-def choose_rows(name: str, size: str, drafts: Path) -> dict[str, Choice]:
-    """The rows of an experiment on the target of a ``size``; ``drafts`` has what was trained."""
+def choose_rows(name: str, size: str) -> dict[str, Choice]:
+    """The rows of an experiment on the target of a ``size``."""
     methods = {"ar": parse_method("ar", None)}
     for label, row in EXPERIMENTS[name].rows.items():
-        methods[label] = parse_method(row.format(size=size), WEIGHTS / "mini-draft", drafts)
+        methods[label] = parse_method(row.format(size=size), WEIGHTS / "mini-draft")
     return choose_methods(WEIGHTS / f"mini-{size}", methods)
 
 
@@ -191,7 +191,7 @@ def decide(claim: str, result: Result) -> str:
     for side in compared.split(f" {sign} "):
         best.append(max(side.split(" | "), key=lambda row: result["mean"][row][measure]))
     one, other = (result["mean"][row][measure] for row in best)
-    margin = MARGINS.get(measure, OTHER_MARGIN)
+    margin = MARGINS[measure]
     word = "Holds" if sign == ">=" else "Undecided"
     if one > margin * other:
         word = "Holds"

@@ -17,7 +17,7 @@ from ..options import Options
 from .comparison import choose_methods, compare_methods, load_methods
 from .methods import default_methods, parse_method
 from .specbench import corpus_questions
-from .tables import Cell, fastest, render, table
+from .tables import render, table
 
 ROWS = 1, 2, 4, 8, 16, 64  # of the passes that are timed
 CONTEXT = 200  # cached positions that they attend to
@@ -41,8 +41,7 @@ def measure_costs(args: Namespace) -> None:
     for comparison in compare_methods(folder.name, pairs, questions, args, peers={}):
         cells = comparison.by_group["overall"]
         lines = table({"needs / has / speedup": cells}, ("needs", "mat", "speedup"))
-        print(f"\n{comparison.title}: tokens per step\n\n{render(lines)}\n")
-        print(name_fastest(cells), flush=True)
+        print(f"\n{comparison.title}: tokens per step\n\n{render(lines)}", flush=True)
 
 
 @torch.inference_mode()
@@ -75,12 +74,3 @@ def table_of_costs(costs: dict[str, dict[int, float]]) -> list[list[str]]:
         cells = [f"{1000 * seconds:.2f} / {seconds / one:.2f}" for seconds in curve.values()]
         lines.append([f"{name}: ms / of one row", *cells])
     return lines
-
-
-def name_fastest(cells: dict[str, Cell]) -> str:
-    """One line: which method is fastest, and whether it pays."""
-    name = fastest(cells, [each for each in cells if each != "ar"])
-    speedup = cells[name]["speedup"]
-    verdict = "it pays" if speedup > 1 else "it does not pay"
-    times = f"{speedup:.2f} times as fast as the target alone"
-    return f"{verdict}: the fastest is {name}, {times}"

@@ -16,7 +16,8 @@ from .measure import Run
 
 ASSISTED = "transformers assisted"
 # How many tokens the assistant drafts in a step, and the confidence below which it ends; 0: never.
-SETTINGS = (4, 0.0), (8, 0.0), (8, 0.4), (12, 0.4), (12, 0.7)
+# The last ones are transformers' defaults.
+SETTINGS = (4, 0.0), (8, 0.0), (8, 0.4), (12, 0.4), (12, 0.7), (20, 0.4)
 
 
 def as_transformers(model: Llama, folder: Path | None = None) -> Any:
@@ -68,14 +69,11 @@ def choose_assistant(choices: dict[str, Choice]) -> Choice:
 
 
 def peers_of(target: Llama, draft: Llama | None) -> dict[str, Run]:
-    """{name: run} of transformers' ``generate``: alone, assisted by a ``draft``, with look-up.
-
-    Assisted by its own defaults, 20 tokens at a confidence of 0.4, and with each of SETTINGS.
-    """
+    """{name: run} of transformers' ``generate``: alone, with look-up, assisted by a ``draft``."""
     run = partial(run_peer, peer=as_transformers(target))
     peers = {"transformers": run}
+    peers["transformers look-up"] = partial(run, prompt_lookup_num_tokens=10)
     if draft is not None:
-        peers[ASSISTED] = partial(run, assistant_model=as_transformers(draft))
         for count, threshold in SETTINGS:
             assistant = as_transformers(draft)  # it holds its settings; the weights are shared
             settings = assistant.generation_config
@@ -84,7 +82,7 @@ def peers_of(target: Llama, draft: Llama | None) -> dict[str, Run]:
             settings.assistant_confidence_threshold = threshold
             name = f"{ASSISTED}:tokens={count}:threshold={threshold:g}"
             peers[name] = partial(run, assistant_model=assistant)
-    return peers | {"transformers look-up": partial(run, prompt_lookup_num_tokens=10)}
+    return peers
 
 
 def run_peer(

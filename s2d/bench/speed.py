@@ -1,14 +1,12 @@
 """Every method on every target, as speedups over the target alone in the same run."""
 
 import json
-import platform
 import sys
 from argparse import Namespace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+from platform import platform
 
 import torch
 
@@ -16,14 +14,15 @@ from ..checkpoint import load_model, placement
 from ..checkpoint.files import refuse_existing, staged
 from ..checkpoint.names import find_draft, find_target
 from ..checkpoint.pair import Choice, load_chosen
+from ..cli.program import name_processor
 from ..options import Options
 from .check import find_bugs
 from .comparison import choose_methods, compare_methods, load_methods
 from .measure import Run
 from .methods import default_methods, parse_method
-from .peers import ASSISTED, choose_assistant, peers_of
+from .peers import choose_assistant, peers_of
 from .specbench import corpus_questions, read_questions, write_answers
-from .tables import Cell, Comparison, best_table, fastest, render, table, with_means, write_plot
+from .tables import Comparison, best_table, render, table, with_means, write_plot
 
 PACKAGES = "torch", "transformers", "numpy", "safetensors", "sentencepiece", "tokenizers"
 
@@ -41,26 +40,26 @@ def measure_speed(args: Namespace) -> int:
     for output in filter(None, (args.out, args.plot)):
         refuse_existing(output)
     Options(temperature=min(args.temperature))  # refuses a negative one
-    folders = [find_target(name) for name in args.targets]
-    names = args.methods or default_methods(find_draft(folders[0], args.draft).draft)
+    folders = {name: find_target(name) for name in args.targets}
+    first = folders[args.targets[0]]
+    names = args.methods or default_methods(find_draft(first, args.draft).draft)
     methods = {name: parse_method(name, args.draft) for name in ["ar", *names]}
     questions = corpus_questions(args.limit)
     if args.questions:
         questions = read_questions(args.questions, args.limit)
-    chosen = {}
-    for name, folder in name_folders(folders).items():
-        choices = choose_methods(folder, methods)
-        chosen[name] = choices, choose_assistant(choices) if args.hf else None
+    chosen = {name: choose_methods(folder, methods) for name, folder in folders.items()}
+    assistants = {}
+    if args.hf:
+        assistants = {name: choose_assistant(choices) for name, choices in chosen.items()}
     print(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n")
     found: list[Comparison] = []
     code = 0
     try:
-        for name, (choices, assistant) in chosen.items():
+        for name, choices in chosen.items():
             pairs = load_methods(choices, args.device, args.dtype)
             alone = pairs["ar"]
-            print(f"{name} on {placement(alone.target)}")
-            print(f"prompt format: {alone.tokenizer.prompt_format.name}\n")
-            peers = {} if assistant is None else load_peers(assistant, args)
+            print(f"{name} on {placement(alone.target)}\n")
+            peers = load_peers(assistants[name], args) if args.hf else {}
             if args.check:
                 precise = load_model(alone.folder, args.device, "float64")
             for comparison in compare_methods(name, pairs, questions, args, peers):
@@ -83,71 +82,23 @@ def load_peers(assistant: Choice, args: Namespace) -> dict[str, Run]:
     return peers_of(pair.target, pair.draft)
 
 
-def name_folders(folders: list[Path]) -> dict[str, Path]:
-    """Each of ``folders`` once, by its name, or by its path where others have the same name."""
-    places = list(dict.fromkeys(folder.absolute() for folder in folders))
-    names = [place.name for place in places]
-    named = {}
-    for place in places:
-        is_unique = names.count(place.name) == 1
-        named[place.name if is_unique else str(place)] = place
-    return named
-
-
 def show_all(found: list[Comparison], choices: dict[str, Choice], args: Namespace) -> None:
     """Print a table of all, and ``s2d`` next to the best single exit; write what is asked for."""
-    overall = {comparison.title: keep_best_setting(comparison) for comparison in found}
-    print(render(table(with_means(overall), ("speedup", "mat"))))
-    kinds = {}
-    for name, choice in choices.items():
-        if choice.found.draft is not None:
-            kinds[name] = choice.options.method
-    single = [name for name, kind in kinds.items() if kind == "sd"]
     results = {comparison.title: comparison.by_group for comparison in found}
-    for name, kind in kinds.items():
-        if single and kind == "s2d":
+    overall = {title: by_group["overall"] for title, by_group in results.items()}
+    print(render(table(with_means(overall), ("speedup", "mat"))))
+    single = [name for name, choice in choices.items() if choice.options.method == "sd"]
+    for name, choice in choices.items():
+        if single and choice.options.method == "s2d":
             print(f"\nspeedups of the best single exit / {name} / their ratio\n")
             print(render(best_table(results, single, name)))
     if args.plot:
         write_plot(args.plot, overall, across=len(set(args.temperature)))
     if args.out:
-        data = {"arguments": vars(args), "machine": describe_machine()}
+        versions = {name: version(name) for name in PACKAGES if name in sys.modules}
+        machine = {"processor": name_processor(), "system": platform(), "versions": versions}
+        machine["threads"] = torch.get_num_threads()
+        data = {"arguments": vars(args), "machine": machine}
         data["comparisons"] = [comparison.as_json() for comparison in found]
         with staged(args.out / "results.json") as stage:
             stage.write_text(json.dumps(data, default=str), encoding="utf-8")
-
-
-def keep_best_setting(comparison: Comparison) -> dict[str, Cell]:
-    """The column of all groups, with two rows for assisted transformers: its default, its best."""
-    column = dict(comparison.by_group["overall"])
-    assisted = [row for row in column if row.startswith(ASSISTED)]
-    if assisted:
-        best = fastest(column, assisted)
-        print(f"{comparison.title}: the best setting of {ASSISTED} is {best}")
-        column[f"{ASSISTED}, best setting"] = column[best]
-    for row in assisted[1:]:
-        del column[row]
-    return column
-
-
-def describe_machine() -> dict[str, Any]:
-    """The processor, and the versions of what has been imported."""
-    versions = {name: version(name) for name in PACKAGES if name in sys.modules}
-    return {
-        "system": platform.platform(),
-        "processor": name_processor(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "versions": {"python": platform.python_version(), **versions},
-    }
-
-
-def name_processor() -> str:
-    """As Linux calls it; elsewhere, as Python does."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.is_file() else []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()

@@ -18,9 +18,7 @@ from .measure import Record
 Cell = dict[str, float]  # {measure: value}
 Result = dict[str, dict[str, Cell]]  # {column: {row: cell}}
 
-DETAILS = ("lowest", "highest", "tokens/s", "same text", "accepted")
-FORMATS = dict.fromkeys(("speedup", "lowest", "highest", "mat", "needs"), ".2f")
-FORMATS |= {"accepted": ".0%", "same text": ".0%", "tokens/s": ".1f"}
+FORMATS = {"speedup": ".2f", "mat": ".2f", "needs": ".2f", "accepted": ".0%", "same text": ".0%"}
 
 
 @dataclass(frozen=True)
@@ -34,10 +32,10 @@ class Comparison:
     def by_group(self) -> Result:
         """Columns are the groups of tasks and "overall", and rows are the methods.
 
-        Speedups are ratios of tokens per second to "ar" in the same round: the median over rounds,
-        the lowest and the highest. "same text" is the share of answers that are those of "ar",
-        "accepted" the accepted tokens per drafted level, and "needs" the tokens per step with which
-        a method would be as fast as "ar".
+        A speedup is the ratio of tokens per second to "ar" in the same round, the median over
+        rounds. "same text" is the share of answers that are those of "ar", "accepted" the accepted
+        tokens per drafted level, and "needs" the tokens per step with which a method would be as
+        fast as "ar".
         """
         result: Result = {}
         for group in (*GROUPS, "overall"):
@@ -63,8 +61,7 @@ class Comparison:
 
     def __str__(self) -> str:
         title = f"{self.title}: speedup / mean accepted tokens"
-        speeds = table(self.by_group, ("speedup", "mat"), details=DETAILS)
-        parts = [title, render(speeds)]
+        parts = [title, render(table(self.by_group, ("speedup", "mat")))]
         if self.acceptance:
             parts.append(render(acceptance_table(self.acceptance)))
         return "\n\n".join(parts) + "\n"
@@ -97,9 +94,8 @@ def make_cell(own: list[Record], alone: list[Record]) -> Cell:
     speeds = speed_by_round(own)
     speeds_alone = speed_by_round(alone)
     ratios = [speeds[number] / speeds_alone[number] for number in speeds]
-    cell = {"speedup": median(ratios), "lowest": min(ratios), "highest": max(ratios)}
-    cell["tokens/s"] = median(speeds.values())
-    cell["same text"] = mean(one.texts == other.texts for one, other in zip(own, alone))
+    same = [one.texts == other.texts for one, other in zip(own, alone)]
+    cell = {"speedup": median(ratios), "same text": mean(same)}
     generations = generations_of(own)
     if generations:  # transformers has none
         stats = add_up(generations)
@@ -152,22 +148,17 @@ def with_means(result: Result) -> Result:
     return result | {"mean": means}
 
 
-def table(result: Result, measures: Sequence[str], details: Sequence[str] = ()) -> list[list[str]]:
-    """Rows of text: the columns of a result, whose cells show ``measures``.
-
-    More columns show ``details``, a measure each, of the column "overall".
-    """
-    lines = [["", *result, *details]]
+def table(result: Result, measures: Sequence[str]) -> list[list[str]]:
+    """Rows of text: the columns of a result, whose cells show ``measures``."""
+    lines = [["", *result]]
     for row in rows_of(result):
-        cells = [show_cell(column.get(row, {}), measures) for column in result.values()]
-        more = [show_cell(result["overall"][row], [measure]) for measure in details]
-        lines.append([row, *cells, *more])
+        line = [row]
+        for column in result.values():
+            cell = column.get(row, {})
+            known = [measure for measure in measures if measure in cell]
+            line.append(" / ".join(format(cell[each], FORMATS[each]) for each in known))
+        lines.append(line)
     return lines
-
-
-def show_cell(cell: Cell, measures: Sequence[str]) -> str:
-    known = [measure for measure in measures if measure in cell]
-    return " / ".join(format(cell[measure], FORMATS[measure]) for measure in known)
 
 
 def best_table(results: dict[str, Result], rows: Sequence[str], name: str) -> list[list[str]]:

@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import os
+import platform
 import sys
 import warnings
 from collections.abc import Callable
@@ -95,6 +96,14 @@ def add_drafting_options(parser: Any) -> None:
     add("--decision", type=Path, metavar="FILE", help="a model of where drafting stops (none)")
     words = "texts for exit 0, by s2d.train text (next to the target)"
     add("--datastore", type=Path, metavar="FILE", help=words)
+
+
+def name_processor() -> str:
+    """As Linux calls it; elsewhere, as Python does."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def run_program(name: str, function: Callable[..., int | None], *arguments: Any) -> int:

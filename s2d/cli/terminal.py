@@ -136,7 +136,7 @@ def rates_by_position(accepted: dict[str, Any]) -> list[float]:
     return [right / drafted for right, drafted in pairs]
 
 
-def compare(pair: Pair, prompt: list[int], answer: Generation) -> str:
+def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
     """How fast an ``answer`` to the ids of a prompt was, next to the target alone.
 
     The target alone and the method take turns on the answer's first tokens.

@@ -6,13 +6,13 @@ step ended, slowed down. The first frame, and a picture that stands still, shows
 
 from html import escape
 from itertools import accumulate
-from pathlib import Path
 from statistics import median
 from textwrap import wrap
 
 from ..checkpoint.pair import Pair, load_pair
 from ..checkpoint.tokenizer import TextStream
 from ..cli.colors import SHADES, Color, color_exits
+from ..cli.program import name_processor
 from ..generation import start
 from ..options import default_drafting
 from ..stats import Step
@@ -97,13 +97,6 @@ def style_of(colors: dict[int, Color]) -> str:
     for color in colors.values():
         light += f".{color.name}{{text-decoration:underline {color.line}}}"
     return f"{light}@media(prefers-color-scheme:dark){{{dark}}}"
-
-
-def name_processor() -> str:
-    """What Linux calls the processor."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "a processor without a name"
 
 
 if __name__ == "__main__":

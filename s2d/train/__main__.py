@@ -18,10 +18,10 @@ from .text import make_datastore
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return run_program("python -m s2d.train", start, arguments)
+    return run_program("python -m s2d.train", run, arguments)
 
 
-def start(arguments: list[str] | None) -> None:
+def run(arguments: list[str] | None) -> None:
     """Do what the command line says, in each of the processes that torchrun started, if it did."""
     join_processes()
     options = vars(parse(arguments))
@@ -101,8 +101,7 @@ def add_decision(add: Callable[..., Any]) -> None:
     add("--draft", required=True, help="the draft that is to stop")
     add("--features", choices=FEATURES, default="stats", help="hidden states, or figures of q")
     add("--data", default="mini", help="a file of dialogues, or mini (the corpus)")
-    prompts = "at most, answered twice each; a fifth is kept out"
-    add("--prompts", type=count, default=400, help=prompts)
+    add("--prompts", type=count, default=400, help="at most; it is answered twice")
     add("--epochs", type=count, default=6, help="times that all of them are learnt from")
 
 

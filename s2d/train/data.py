@@ -2,7 +2,6 @@
 
 import json
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -76,21 +75,20 @@ def read_dialogues(data: str, seed: int, tokenizer: Tokenizer) -> Iterator[list[
     if data == "mini":
         for each in progress(conversations(seed, "train", MIX), what):
             yield list(tokenizer.rounds(chain(*each.turns)))
-    found = 0
-    passed_over: Counter[str] = Counter()  # by the reason
-    for record in progress(read_records(Path(data)), what):
+    records = read_records(Path(data))
+    reasons = []
+    for record in progress(records, what):
         try:
             rounds = list(tokenizer.rounds(read_dialogue(record)))
         except ValueError as error:
-            passed_over[str(error)] += 1
+            reasons.append(error)
             continue
-        found += 1
         yield rounds
-    reason, count = passed_over.most_common(1)[0] if passed_over else ("", 0)
-    if found == 0:
-        raise ValueError(f"there is nothing to learn from in {data}; {reason or 'it is empty'}")
-    if passed_over:
-        tell(f"{data}: {passed_over.total()} records are passed over ({count}: {reason})")
+    if len(reasons) == len(records):
+        why = reasons[0] if reasons else "it is empty"
+        raise ValueError(f"there is nothing to learn from in {data}; {why}")
+    if reasons:
+        tell(f"{data}: {len(reasons)} records are passed over; of the first, {reasons[0]}")
 
 
 def read_pairs(data: str, seed: int, tokenizer: Tokenizer, answers_only: bool) -> Iterator[Pair]:

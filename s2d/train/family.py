@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.chat import VICUNA_SYSTEM
-from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Drafting, Llama, LlamaConfig
 from .corpus import conversations
@@ -146,7 +145,6 @@ def train_mini(run: Run, millions: float | None = None) -> None:
             member = replace(run, out=run.out / name)
             member = replace(member, resume=member.unfinished.exists())
             if not member.out.exists():
-                tell(f"{name} is trained")
                 train_member(member, miniature, tokenizer, millions or miniature.millions)
 
 
@@ -157,10 +155,9 @@ def train_member(run: Run, miniature: Miniature, tokenizer: Tokenizer, millions:
         run = replace(run, seed=run.seed + 1)
         model = cut(run.out.with_name("mini-7b"), exits[-1], run.device)
     else:
-        config = miniature.config
-        exits = (config.num_hidden_layers,)
+        exits = (miniature.config.num_hidden_layers,)
         drafting = None
-        model = initialise(config, run.seed, miniature.copying).to(run.device)
+        model = initialise(miniature.config, run.seed, miniature.copying).to(run.device)
     recipe = replace(MINI, lr=miniature.lr)
     pairs = read_pairs("mini", run.seed, tokenizer, miniature.answers_only)
     rows = make_rows(pairs, recipe.batch, recipe.length, millions)

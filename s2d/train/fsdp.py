@@ -82,10 +82,7 @@ def save_checkpoint(
 
     def write() -> None:
         with staged(file) as stage:
-            try:
-                torch.save((settings, step, weights, state), stage)
-            except RuntimeError as error:  # so PyTorch says that a disk is full
-                raise OSError(f"{file} cannot be written: {error}") from None
+            torch.save((settings, step, weights, state), stage)
 
     from_rank_0(write)  # the other ranks wait for it
 

@@ -3,7 +3,6 @@
 Sorted fine-tuning, SoFT (Kavehzadeh et al. 2024, arXiv 2407.01955, section 4).
 """
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,12 +57,10 @@ def train_soft(
         pass  # it says itself how far it is
     if len(held_out[0]) > 0:
         drafting = replace(drafting, thresholds=measure_thresholds(model, held_out, exits))
-    save_trained(model, drafting, run, folder, data if data == "mini" else os.path.abspath(data))
-    tell(
-        f"{run.out}: it learnt from {data}, {recipe.epochs} times {len(rows[0])} rows of "
-        f"{recipe.length} tokens, of which {(rows[1] != -100).sum()} are learnt; exits {exits}, "
-        f"thresholds {drafting.thresholds}, measured on {len(held_out[0])} rows"
-    )
+    save_trained(model, drafting, run, folder)
+    learnt = f"{(rows[1] != -100).sum()} tokens of {len(rows[0])} rows"
+    tell(f"{run.out}: it learnt {learnt}, {recipe.epochs} times; exits {exits}")
+    tell(f"thresholds {drafting.thresholds}, measured on {len(held_out[0])} rows")
 
 
 def refuse_models(
@@ -91,16 +88,10 @@ def cut(folder: Path, layers: int, device: str) -> Llama:
     return model.requires_grad_(True)
 
 
-def save_trained(
-    model: Divided,
-    drafting: Drafting | None,
-    run: Run,
-    tokenizer_from: Path,
-    learnt_from: str | None = None,
-) -> None:
+def save_trained(model: Divided, drafting: Drafting | None, run: Run, tokenizer_from: Path) -> None:
     """Write a trained model to ``run.out``, and how it drafts. No checkpoint is left."""
     whole = model.gather()
     if whole is not None:  # on rank 0
         whole.config = replace(whole.config, drafting=drafting)
-        save_model(whole, run.out, tokenizer_from, learnt_from=learnt_from)
+        save_model(whole, run.out, tokenizer_from)
         run.unfinished.unlink(missing_ok=True)
