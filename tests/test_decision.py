@@ -115,6 +115,27 @@ def test_a_file_keeps_its_configuration_and_fits_its_draft(tmp_path):
         raises_line(load_decision, ValueError, "no decision model at", file)
 
 
+def test_shipped_models_belong_to_the_shipped_draft(mini):
+    for target in ("7b", "13b", "70b"):
+        file = WEIGHTS / "mini-draft" / f"decision-{target}.safetensors"
+        decision = load_decision(file)
+        decision.prepare_for(mini("mini-draft"))
+        assert 0.0 < decision.threshold < 1.0
+
+
+def test_training_finds_what_decides():
+    """Labels that depend on one feature are learnt; soft ones lead to calibrated predictions."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.rand(4000, 11, generator=generator)
+    labels = torch.sigmoid(6 * features[:, 3] - 3)
+    torch.manual_seed(0)
+    model = Decision("stats", 8, 0.4, "")
+    fit_decision(model, features, labels, epochs=12, seed=0)
+    with torch.inference_mode():
+        scores = model.layers(features)[:, 0].sigmoid()
+    assert (scores - labels).abs().mean() < 0.03
+
+
 def test_labels_of_improbable_tokens_are_probabilities():
     """Of a flat draft: the product of ten probabilities of 1 / 128,256 is 0 in float32."""
     options = dict(vocab_size=128256, hidden_size=8, num_hidden_layers=1, eos_token_ids=())
