@@ -12,7 +12,7 @@ from s2d.generation import start
 from s2d.mcsd.decision import Decision, fingerprint, load_decision, save_decision
 from s2d.rules import Prediction, Proposal
 from s2d.train import __main__ as train
-from s2d.train.decision import collect
+from s2d.train.decision import collect, fit_decision
 
 
 def features_of(decision, logits, hidden=None):
