@@ -150,8 +150,8 @@ def load(args: Namespace) -> Pair:
     if args.stop_strings:
         stop_at = StopStrings(tokenizer, args.stop_strings)
         choice = replace(choice, options=replace(choice.options, stop_at=stop_at))
-    words = "plain text (--raw)" if args.raw else tokenizer.prompt_format.name
-    if tokenizer.chat_format is None:
+    words = "plain text (--raw)" if args.raw else tokenizer.chat_format.name
+    if tokenizer.chat_format.is_plain:
         args.raw = True
     if args.raw and (args.interactive or args.system or args.template_option):
         which = "--interactive, --system and --template-option"

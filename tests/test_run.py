@@ -60,7 +60,7 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatc
     assert note.startswith("mini-13b is a miniature in the place of weights/vicuna-13b")
     assert re.fullmatch(r"loading target .*/mini-13b, draft .*/mini-draft", loading)
     assert form == "prompt format: Vicuna's format (by the folder's name)"
-    assert placed.startswith("target on ") and "6.1 M parameters" in placed
+    assert placed.startswith("target on ") and "GB of weights" in placed
     lines = block.splitlines()
     assert [line.split()[0] for line in lines[-3:]] == ["method", "timing", "speed"]
     turns = r"\(median of 5 runs of up to \d+ tokens\)"
@@ -290,6 +290,7 @@ def models(tmp_path_factory):
         save_model(target, folder / name, WEIGHTS / "mini-7b", torch.float32)
     (folder / "json/tokenizer.model").unlink()
     save_trained(folder / "json")
+    (folder / "json/tokenizer_config.json").write_text(json.dumps({"eos_token": "<|eot|>"}))
     save_model(draft, folder / "draft", dtype=torch.float32)
     return folder
 

@@ -4,7 +4,6 @@ import functools
 import importlib
 import json
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -286,7 +285,7 @@ class Hostile:
     """A tokenizer whose every token is something to be careful with."""
 
     TEXTS = ["</script><script>hacked = 1</script>", "<img src=x onerror='hacked = 1'>", '"&amp;']
-    model = SimpleNamespace(is_open=lambda ids: False, special={})
+    special: dict = {}
     TEXTS += ["שלום", "👩‍🔬", "\n", "\u2028", "@@data@@", "${1}", ""]
 
     def decode(self, ids):

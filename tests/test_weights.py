@@ -5,7 +5,6 @@ import random
 import shutil
 from functools import partial
 from math import prod
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from theirs import load_transformers
 from transformers import LlamaForCausalLM
 
 from s2d import load_model
-from s2d.checkpoint import check_device, empty_model, load, placement, save_model
+from s2d.checkpoint import check_device, empty_model, placement, save_model
 from s2d.checkpoint.config import config_from_dict
 from s2d.checkpoint.load import choose_dtype
 
@@ -58,17 +57,6 @@ def test_shards_and_pickled_shards_are_the_same_model(folder, sharded):
         assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
 
 
-def test_memory_that_is_not_there_is_no_damage_to_a_file(folder, monkeypatch):
-    """As mmap and safetensors tell it: nobody is to download the file again."""
-    for error in (
-        RuntimeError("unable to mmap 9 bytes from file <f>: Cannot allocate memory (12)"),
-        OSError("Cannot allocate memory (os error 12)"),
-        MemoryError(),
-    ):
-        monkeypatch.setattr(load, "safe_open", Mock(side_effect=error))
-        refused(ValueError, "cannot be read: ", folder)
-
-
 def test_a_pickle_is_not_run(sharded, capsys):
     class Anything:
         def __reduce__(self):
@@ -92,11 +80,6 @@ def test_missing_files(tmp_path, folder, sharded):
     refused(FileNotFoundError, "no model.safetensors and no pytorch_model.bin", folder)
     (folder / "config.json").unlink()
     refused(FileNotFoundError, "has no config.json, so it is not the folder of", folder)
-
-
-def test_a_path_that_is_not_in_utf_8_is_refused(folder):
-    other = folder.rename(folder.with_name("caf\udce9"))
-    raises_line(load_model, ValueError, "cannot be read: Path", other)
 
 
 def test_damage_of_any_kind_is_one_line(folder, sharded, tmp_path):
@@ -155,20 +138,11 @@ REFUSED = [
     ),
     (dict(rope_scaling={"type": "yarn", "factor": 2.0}), "rope type 'yarn' is not supported"),
     (dict(rope_scaling={"type": "linear"}), "factor is None; expected a number"),
-    (dict(rope_scaling=5), "object is not iterable"),
-    (dict(rope_scaling=LLAMA3 | {"low_freq_factor": 4.0}), "low_freq_factor 4.0 is not below"),
-    (dict(rope_theta=float("nan")), "rope_theta is nan; expected a number"),
-    (dict(num_key_value_heads=3), "cannot share 3 key/value heads"),
-    (dict(head_dim=7), "key/value heads of size 7"),
+    (dict(num_key_value_heads=3), r"expected \(24, 32\)"),
     (dict(hidden_size="wide"), "hidden_size is 'wide'; expected a whole number"),
-    (dict(max_position_embeddings=10**300), "expected a whole number above 0"),
-    (dict(eos_token_id="2"), "not supported between instances"),
     (dict(exit_layers=[2, 9]), "exit_layers must increase"),
-    (dict(exit_layers=[4, 2]), "exit_layers must increase"),
     (dict(exit_layers=[2, 3, 4], thresholds=[0.5, 0.0]), "a threshold for each exit"),
-    (dict(exit_layers="1,2"), "exit_layers is .1.; expected a whole number"),
     (dict(exit_layers=[2], draft_tree=[4, 2]), "draft_tree has 3 numbers"),
-    (dict(vocab_size=50), r"expected \(50, 32\)"),
 ]
 
 
@@ -180,22 +154,6 @@ def test_configs_that_are_refused(folder):
         (folder / "config.json").write_text(before)
 
 
-def test_a_pickle_in_pytorchs_old_format_is_read(folder):
-    """From before version 1.6, when it was no zip file."""
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    loaded = load_model(folder).state_dict()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
-
-
-def test_other_spellings_of_the_same_model_are_read(folder):
-    expected = load_model(folder).config
-    spelled = dict(architectures=["LLaMAForCausalLM"], hidden_act="swish")
-    change_json(folder / "config.json", **spelled)
-    assert load_model(folder).config == expected
-
-
 def test_layers_that_are_left_out_are_not_read(sharded, monkeypatch):
     """A draft of the first layers of a large model needs no memory for the others."""
     whole, read = load_model(sharded).state_dict(), []
@@ -203,38 +161,24 @@ def test_layers_that_are_left_out_are_not_read(sharded, monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "to", lambda x, *a, **o: read.append(x.shape) or to(x, *a, **o)
     )
-    counts = []
-
-    def count(items, what, total):
-        every = list(items)
-        counts.append((len(every), total))
-        return every
-
-    monkeypatch.setattr(load, "progress", count)
     model = load_model(sharded, layers=2)
-    assert counts == [(21, 21)]  # and not the 39 that are stored
     assert len(model.model.layers) == model.config.num_hidden_layers == 2
-    assert model.config.drafting is None
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, whole[name])
     wide = [shape for shape in read if len(shape) == 2 and 48 in shape]
     assert len(wide) == 2 * 3 * 2  # three of a layer: when it is read, and in the end
-    raises_line(load_model, ValueError, "has 4 layers, not 5", sharded, layers=5)
 
 
-def test_bfloat16_is_not_fast_on_every_gpu(folder, monkeypatch):
-    change_json(folder / "config.json", torch_dtype="bfloat16")
+def test_a_dtype_that_is_not_fast_is_only_used_if_it_is_asked_for(folder, monkeypatch):
     gpu = torch.device("cuda", 0)
     for capability, expected in (((7, 5), torch.float32), ((8, 0), torch.bfloat16)):
+        change_json(folder / "config.json", torch_dtype="bfloat16")
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, own=capability: own)
         assert choose_dtype("auto", gpu, folder) == expected
-    assert choose_dtype("bfloat16", gpu, folder) == torch.bfloat16  # if it is asked for
-
-
-def test_float64_is_not_chosen_where_the_device_lacks_it(folder):
+        assert choose_dtype("bfloat16", gpu, folder) == torch.bfloat16
     change_json(folder / "config.json", torch_dtype="float64")
-    for device, expected in (("cpu", torch.float64), ("mps", torch.float32)):
-        assert choose_dtype("auto", torch.device(device), folder) == expected
+    assert choose_dtype("auto", torch.device("cpu"), folder) == torch.float64
+    assert choose_dtype("auto", torch.device("mps"), folder) == torch.float32
 
 
 def test_what_changes_no_llama_is_ignored(folder, capsys):
@@ -242,7 +186,7 @@ def test_what_changes_no_llama_is_ignored(folder, capsys):
     tensors, layer = load_file(folder / "model.safetensors"), "model.layers.1.self_attn.rotary_emb"
     tables = {f"{layer}.{name}": torch.ones(4) for name in ("inv_freq", "cos_cached")}
     save_file(tensors | tables, folder / "model.safetensors", {"format": "pt"})
-    change_json(folder / "config.json", made_by="x", rope_scaling=None)
+    change_json(folder / "config.json", made_by="x", architectures=["LLaMAForCausalLM"])
     load_model(folder)
     assert not capsys.readouterr().err
     equals_transformers(folder)
@@ -257,47 +201,33 @@ def equals_transformers(folder):
     return model
 
 
-@pytest.mark.parametrize("stored", ["both", "embed_tokens"])
-def test_a_tied_model_is_tied_by_what_is_stored(folder, tmp_path, stored, capsys):
-    """Two different tensors, as of merged adapters, stay two, and are saved so."""
-    tensors, embedding = load_file(folder / "model.safetensors"), "model.embed_tokens.weight"
-    head = (2.0 if stored == "two" else 1.0) * tensors[embedding]
-    tensors["lm_head.weight"] = head
-    for name in {"lm_head": [embedding], "embed_tokens": ["lm_head.weight"]}.get(stored, []):
-        del tensors[name]
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+@pytest.mark.parametrize("stored", ["both", "embedding"])
+def test_a_tied_model(folder, tmp_path, stored):
+    """Two different tensors, as of merged adapters, are refused."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    head = tensors.pop("lm_head.weight")
+    if stored == "both":
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, file, {"format": "pt"})
     change_json(folder / "config.json", tie_word_embeddings=True)
     model = equals_transformers(folder)
-    error = capsys.readouterr().err
-    assert ("config.json ties the LM head" in error) == (stored == "two")
-    tied = model.lm_head.weight is model.model.embed_tokens.weight
-    assert model.config.tie_word_embeddings == tied == (stored != "two")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
     save_model(model, tmp_path / "saved", dtype=torch.float64)
-    assert torch.equal(equals_transformers(tmp_path / "saved").lm_head.weight, head.double())
-    save_file(
-        load_file(folder / "model.safetensors") | {"lm_head.weight": 2 * head},
-        folder / "model.safetensors",
-    )
+    equals_transformers(tmp_path / "saved")
+    save_file(tensors | {"lm_head.weight": head}, file)
     refused(ValueError, "ties the LM head to the embedding, but they differ", folder)
 
 
-def test_tensors_that_no_layer_needs_are_left_out_and_said(folder, capsys):
-    """As transformers does; but a tensor that is missing is not made up."""
+def test_tensors_that_no_layer_needs_are_left_out(folder):
+    """As in transformers; but a tensor that is missing is not made up."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    for more in (
-        {"v_head.summary.weight": torch.ones(1, 32), "v_head.summary.bias": torch.ones(1)},
-        {"model.layers.4.mlp.up_proj.weight": torch.ones(4), "model.mtp.bias": torch.ones(4)},
-    ):
-        save_file(tensors | more, file, {"format": "pt"})
-        load_model(folder)
-        said = f"{folder}: config.json does not ask for all tensors; left out 2: "
-        assert capsys.readouterr().err == said + ", ".join(sorted(more)) + "\n"
-        equals_transformers(folder)
-        capsys.readouterr()
+    more = {"v_head.bias": torch.ones(1), "model.layers.4.mlp.up_proj.weight": torch.ones(4)}
+    save_file(tensors | more, file, {"format": "pt"})
+    equals_transformers(folder)
     change_json(folder / "config.json", num_hidden_layers=2)
     equals_transformers(folder)
-    assert "left out 20: model.layers.2." in capsys.readouterr().err
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, file)
     refused(ValueError, "has no tensor model.layers.1.mlp.up_proj.weight", folder)
@@ -310,41 +240,29 @@ def test_the_original_context_may_stand_outside_of_the_rope(folder):
         equals_transformers(folder)
 
 
-PUBLISHED = [  # widths, layers, heads, key/value heads, vocabulary, tied; parameters
-    (4096, 11008, 32, 32, 32, 32000, False, 6_738_415_616),  # Vicuna and Llama 2 7b
-    (5120, 13824, 40, 40, 40, 32000, False, 13_015_864_320),
-    (8192, 28672, 80, 64, 8, 32000, False, 68_976_648_192),
-    (4096, 14336, 32, 32, 8, 128256, False, 8_030_261_248),  # Llama 3.1 8B
-    (2048, 5632, 22, 32, 4, 32000, False, 1_100_048_384),  # TinyLlama
-    (576, 1536, 30, 9, 3, 49152, True, 134_515_008),  # SmolLM2 135M
+LLAMAS = LLAMA_2, False
+SMOL = LLAMA_2, True
+QWEN = {"sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 21}
+PUBLISHED = [  # widths, layers, heads, key/value heads, vocabulary; parameters
+    (*LLAMAS, (4096, 11008, 32, 32, 32, 32000), 6_738_415_616),  # Vicuna and Llama 2 7b
+    (*LLAMAS, (5120, 13824, 40, 40, 40, 32000), 13_015_864_320),
+    (*LLAMAS, (8192, 28672, 80, 64, 8, 32000), 68_976_648_192),
+    (*LLAMAS, (4096, 14336, 32, 32, 8, 128256), 8_030_261_248),  # Llama 3.1 8B
+    (*LLAMAS, (2048, 5632, 22, 32, 4, 32000), 1_100_048_384),  # TinyLlama
+    (*SMOL, (576, 1536, 30, 9, 3, 49152), 134_515_008),  # SmolLM2 135M
+    (QWEN | {"model_type": "qwen2"}, True, (896, 4864, 24, 14, 2, 151936), 494_032_768),
+    (QWEN | {"model_type": "qwen3"}, True, (1024, 3072, 28, 16, 8, 151936), 596_049_920),
 ]
 SIZES = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
 
 
-@pytest.mark.parametrize("row", PUBLISHED)
-def test_published_sizes_have_the_published_parameter_counts(row):
-    *sizes, count = row
-    names = [*SIZES.split(), "vocab_size", "tie_word_embeddings"]
-    model = empty_model(config_from_dict(LLAMA_2 | dict(zip(names, sizes))))
-    assert sum(prod(parameter.shape) for parameter in model.parameters()) == count
-
-
-@pytest.mark.parametrize(
-    ("changes", "count"),
-    [
-        (dict(model_type="qwen2", hidden_size=896, intermediate_size=4864), 494_032_768),
-        (dict(model_type="qwen3", hidden_size=1024, intermediate_size=3072), 596_049_920),
-    ],
-)
-def test_qwen_has_the_published_parameter_counts(changes, count):
-    """Qwen2.5-0.5B and Qwen3-0.6B, by the fields of their files."""
-    raw = {"vocab_size": 151936, "tie_word_embeddings": True, "rope_theta": 1e6, "head_dim": None}
-    raw |= {"sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 21}
-    heads = {"qwen2": (24, 14, 2), "qwen3": (28, 16, 8)}[changes["model_type"]]
-    raw |= dict(zip(SIZES.split()[2:], heads))
-    config = config_from_dict(raw | changes)
+@pytest.mark.parametrize(("raw", "tied", "sizes", "count"), PUBLISHED)
+def test_published_sizes_have_the_published_parameter_counts(raw, tied, sizes, count):
+    named = dict(zip([*SIZES.split(), "vocab_size"], sizes)) | {"tie_word_embeddings": tied}
+    config = config_from_dict(raw | named)
     assert sum(prod(parameter.shape) for parameter in empty_model(config).parameters()) == count
-    assert config.eos_token_ids == () and config.bos_token_id is None  # as long as no file has any
+    if raw is not LLAMA_2:  # no tokens of a Llama
+        assert config.eos_token_ids == () and config.bos_token_id is None
 
 
 def test_where_an_answer_ends(folder):
@@ -357,39 +275,27 @@ def test_where_an_answer_ends(folder):
     assert ends() == ends(eos_token_id=None) == ends(temperature=1.0) == (2,)
     assert ends(eos_token_id=[7, 2]) == (7, 2) and ends(eos_token_id=5) == (5,)
     assert ends(eos_token_id=[61, -1, 7]) == (7,)  # the others are the ids of no token
+    file = folder / "generation_config.json"
+    for content in ('{"do_sample": true.\n"eos_token_id": 7}', "", "[7]", '{"eos_token_id": "7"}'):
+        file.write_text(content)
+        refused(ValueError, "json", folder)
     change_json(folder / "config.json", eos_token_id=None)
     assert ends() == () and ends(eos_token_id=[7, 8]) == (7, 8)
-
-
-def test_a_generation_config_that_cannot_be_read_is_refused(folder):
-    """Llama-2-13b's own had a typo."""
-    file = folder / "generation_config.json"
-    for content in (
-        b'{"do_sample": true.\n"eos_token_id": 7}',
-        b"",
-        b"[7]",
-        b'{"eos_token_id": "7"}',
-    ):
-        file.write_bytes(content)
-        refused(ValueError, "json", folder)
 
 
 def test_exits_without_thresholds_have_the_published_one(folder):
     """So that the deeper exits of a downloaded draft are used."""
     change_json(folder / "config.json", exit_layers=[1, 2, 4])
     assert load_model(folder).config.drafting.thresholds == (0.5, 0.5, 0.0)
-    change_json(folder / "config.json", thresholds=[0, 0.25, 0])
-    assert load_model(folder).config.drafting.thresholds == (0.0, 0.25, 0.0)
 
 
-def test_devices_and_dtypes(folder, monkeypatch):
+def test_devices(monkeypatch):
     for count, name in ((0, "cpu"), (8, "cuda:0")):
         claim_accelerators(monkeypatch, "cuda", count)
         assert check_device("auto") == torch.device(name)
     monkeypatch.setenv("LOCAL_RANK", "7")
     for name, own in (("auto", "cuda:7"), ("cuda", "cuda:7"), ("cpu", "cpu")):
         assert check_device(name) == torch.device(own)
-    assert check_device(check_device("auto")) == torch.device("cuda:7")
     monkeypatch.setenv("LOCAL_RANK", "8")
     raises_line(check_device, ValueError, "no device 'cuda:8' here", "auto")
     monkeypatch.setenv("LOCAL_RANK", "0")
@@ -397,26 +303,20 @@ def test_devices_and_dtypes(folder, monkeypatch):
     for name, own in (("auto", "cpu"), ("mps", "mps:0"), ("mps:0", "mps:0")):
         assert check_device(name) == torch.device(own)
     monkeypatch.undo()
-    for wrong in ("cuda:00", "cuda:128", "meta", "CPU"):
+    for wrong in ("cuda:128", "meta"):
         raises_line(check_device, ValueError, f"no device '{wrong}' here; expected auto", wrong)
+
+
+def test_dtypes_and_layers(folder):
     model = load_model(folder, dtype="float64")
     size = sum(p.nbytes for p in model.parameters()) / 1e9
-    count = sum(p.numel() for p in model.parameters()) / 1e6
-    assert placement(model) == f"cpu, float64, {count:.1f} M parameters, {size:.2f} GB of weights"
-    for wrong in ("float8", torch.int8, torch.complex64, torch.float8_e4m3fn, 5):
+    assert placement(model) == f"cpu, float64, {size:.2f} GB of weights"
+    for wrong in ("float8", torch.int8, 5):
         refused(ValueError, f"unknown dtype '{wrong}'", folder, dtype=wrong)
-    for wrong in (2.5, "2", 0, -1):
+    for wrong in (2.5, "2", 0, 5):
         refused(ValueError, f"has 4 layers, not {wrong}", folder, layers=wrong)
     assert load_model(folder).dtype == torch.float32
     assert load_model(folder, dtype="bfloat16").rope_cos.dtype == torch.bfloat16
-
-
-def test_a_share_of_every_tensor(sharded):
-    """What one process of several reads: slices, of which shapes are still checked whole."""
-    whole = load_model(sharded).state_dict()
-    halves = load_model(sharded, share=lambda name, shape: slice(0, shape[0] // 2))
-    for name, parameter in halves.named_parameters():
-        assert torch.equal(parameter, whole[name][: len(whole[name]) // 2])
 
 
 def test_loading_holds_one_shard_beside_the_model(folder, tmp_path):
@@ -433,4 +333,4 @@ def test_loading_holds_one_shard_beside_the_model(folder, tmp_path):
     load = "m = load_model(sys.argv[2], dtype='float32', quick=False)"
     grown = peak_growth(prepare, load, folder, tmp_path / "large")
     assert megabytes > 100
-    assert 0.9 * megabytes < grown < 1.4 * megabytes
+    assert 0.9 * megabytes < grown < 1.15 * megabytes

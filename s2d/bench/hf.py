@@ -37,7 +37,7 @@ WORDS = {True: ": ok", False: ": FAULT", None: ""}
 def compare_with_transformers(args: Namespace) -> int:
     """Print a line for each comparison; 1 if one found a fault, else 0."""
     choice = choose_pair(args.target, args.draft, Options(exits=args.exits))
-    has_template = choice.tokenizer.prompt_format.is_own  # a damaged one is refused
+    has_template = choice.tokenizer.chat_format.is_template  # a damaged one is refused
     pair = load_chosen(choice, args.device, "float64", partial(load_model, quick=False))
     peer = load_peer(pair)
     ids = compare_tokenizers(pair, has_template)

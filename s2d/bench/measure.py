@@ -64,7 +64,7 @@ def ask_turns(
     turns = []
     for text in question["turns"]:
         messages.append(text)
-        prompt = tokenizer.encode_prompt(messages)
+        prompt = tokenizer.encode_chat(messages)
         if len(prompt) >= context_size:
             break
         turns.append(time_run(run, prompt, seed))

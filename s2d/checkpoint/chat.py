@@ -23,13 +23,14 @@ Message = dict[str, Any]  # "role", "content", and whatever else a template asks
 class ChatFormat(NamedTuple):
     """How a dialogue is written: ``render``; after the user's last message the assistant is next.
 
-    ``name`` is for people. ``is_own``: it is the folder's template, which also writes the BOS, and
-    whose ``render`` takes options of the template by their names.
+    ``name`` is for people. A folder's own template also writes the BOS, and its ``render`` takes
+    options by their names. If a folder has no format, a prompt ``is_plain`` text.
     """
 
     name: str
     render: Callable[..., str]
-    is_own: bool = False
+    is_template: bool = False
+    is_plain: bool = False
 
 
 def as_dialogue(
@@ -75,13 +76,9 @@ def render_vicuna(eos: str, dialogue: list[Message]) -> str:
     return text
 
 
-def plain_format(eos: str) -> ChatFormat:
+def render_plain(eos: str, dialogue: list[Message]) -> str:
     """Paragraphs, and the EOS, whose text is ``eos``, after each answer."""
-
-    def render(dialogue: list[Message]) -> str:
-        return "\n\n".join(m["content"] + eos * (m["role"] == "assistant") for m in dialogue)
-
-    return ChatFormat("plain text (the folder has no chat template)", render)
+    return "\n\n".join(m["content"] + eos * (m["role"] == "assistant") for m in dialogue)
 
 
 def render_template(
@@ -101,33 +98,26 @@ def render_template(
     raise ValueError(f"the chat template of {folder} has no option {unknown[0]!r}")
 
 
-def read_chat_format(
-    folder: Path, config: dict[str, Any], tokens: dict[str, str]
-) -> ChatFormat | None:
-    """A folder's own template, or Vicuna's format if the folder's name says so, or None.
+def read_chat_format(folder: Path, config: dict[str, Any], tokens: dict[str, str]) -> ChatFormat:
+    """A folder's own template; Vicuna's format if the folder's name says so; or plain text.
 
     ``config`` is what is in tokenizer_config.json; ``tokens`` are {"bos_token": text, ...}. As in
-    transformers, files take the place of what is there. Raises ValueError if the folder has several
-    templates, and none of them is the default.
+    transformers, chat_template.jinja takes the place of what is there. Raises ValueError if the
+    folder has several templates.
     """
     file = folder / "chat_template.jinja"
     source = read_text(file) if file.is_file() else config.get("chat_template")
-    if isinstance(source, list):
-        source = {each.get("name"): each for each in source if isinstance(each, dict)}
-        source = {str(name): each.get("template") for name, each in source.items()}
-    if isinstance(source, dict):
-        if "default" not in source:
-            several = ", ".join(sorted(source))
-            raise ValueError(f"{folder} has chat templates called {several}, but no default one")
-        source = source["default"]
+    if isinstance(source, (list, dict)):
+        raise ValueError(f"{folder} has several chat templates; write one to {file.name} there")
     if source:
         render = partial(render_template, folder, source, tokens)
-        return ChatFormat("the folder's own chat template", render, is_own=True)
+        return ChatFormat("the folder's own chat template", render, is_template=True)
+    eos = tokens.get("eos_token", "")
     names = folder.absolute().name.lower(), folder.resolve().name.lower()  # it may be a link
     if any("vicuna" in name or name.startswith("mini-") for name in names):
-        render = partial(render_vicuna, tokens.get("eos_token", ""))
-        return ChatFormat("Vicuna's format (by the folder's name)", render)
-    return None
+        return ChatFormat("Vicuna's format (by the folder's name)", partial(render_vicuna, eos))
+    words = "plain text (the folder has no chat template)"
+    return ChatFormat(words, partial(render_plain, eos), is_plain=True)
 
 
 @cache

@@ -39,14 +39,6 @@ def refuse_existing(path: Path | str) -> Path:
     return Path(path)
 
 
-def refuse_other_than_file(path: Path | str) -> Path:
-    """``path``, an output that is not there yet, or a file, which is to be replaced."""
-    path = Path(path)
-    if os.path.lexists(path) and not path.is_file():  # a folder, or a device such as /dev/null
-        raise ValueError(f"{path} is no regular file, and is not replaced; name another")
-    return path
-
-
 @contextmanager
 def staged(path: Path | str) -> Iterator[Path]:
     """The name of a file, or of a folder to make, which is then renamed to ``path``.
@@ -54,7 +46,9 @@ def staged(path: Path | str) -> Iterator[Path]:
     A file there is replaced. Raises OSError if the disk is full, or ValueError if what is there is
     no file.
     """
-    path = refuse_other_than_file(path)
+    path = Path(path)
+    if os.path.lexists(path) and not path.is_file():  # a folder, or a device such as /dev/null
+        raise ValueError(f"{path} is no regular file, and is not replaced; name another")
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         stage = Path(folder, "new", path.name)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
 import torch
 from safetensors import safe_open
@@ -15,11 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..model import Drafting, Llama
+from ..model import Llama
 from .config import config_to_dict, read_config
 from .files import read_json, refuse_existing, staged
 from .names import find_target
-from .notices import progress, tell
+from .notices import progress
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
@@ -54,10 +53,11 @@ def load_model(
         share: name and shape of a tensor -> the slices of it to load (tensor_parallel.py).
         quick: on a CPU, lay weights out anew for matmuls of a few rows (speed/layout.py).
         layers: how many of the first layers to read: a draft needs those up to its last exit. The
-            others need not be in the folder. Exits after them are left out.
+            others need not be in the folder. If config.json names exits after these layers, the
+            model has no exits.
 
-    Tensors that no layer needs are left out, and said on stderr. Raises FileNotFoundError, or
-    ValueError for what is not a Llama this project can run.
+    Tensors that no layer needs are left out. Raises FileNotFoundError, or ValueError for what is
+    not a Llama this project can run.
     """
     path = find_target(path)
     device = check_device(device)
@@ -65,21 +65,21 @@ def load_model(
     dtype = choose_dtype(dtype, device, path)
     stored = config.num_hidden_layers
     layers = stored if layers is None else layers
-    if not isinstance(layers, int) or not 0 < layers <= stored:
+    if layers not in range(1, stored + 1):
         raise ValueError(f"{path} has {stored} layers, not {layers}")
-    drafting = config.drafting and cut_drafting(config.drafting, layers)
+    drafting = config.drafting
+    if drafting is not None and drafting.exits[-1] > layers:
+        drafting = None
     config = replace(config, num_hidden_layers=layers, drafting=drafting)
     model = empty_model(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     shapes[HEAD] = shapes[EMBEDDING]  # which a tied model may have, too
     not_read = tuple(f"model.layers.{layer}." for layer in range(layers, stored))
     missing = set(shapes)
-    left_out = []
     tensors = read_tensors(path, not_read)
     for file, name, tensor in progress(tensors, f"reading {path}: tensors", len(shapes)):
         if name not in shapes:
             refuse_if_needed(file, name, layers)
-            left_out.append(name)
             continue
         if tuple(tensor.shape) != shapes[name] or tensor.dtype not in DTYPES.values():
             found = f"{tuple(tensor.shape)} in {tensor.dtype}; expected {shapes[name]}"
@@ -95,7 +95,6 @@ def load_model(
         missing.discard(HEAD)
     if missing:
         raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")
-    tell_left_out(path, left_out)
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
     if quick and device.type == "cpu":
         from ..speed.layout import quicken
@@ -131,23 +130,6 @@ def tie_head(model: Llama, path: Path) -> None:
     model.lm_head.weight = embedding
 
 
-def tell_left_out(path: Path, names: list[str]) -> None:
-    """Say which tensors of the folder ``path`` the model does not have."""
-    names = sorted(name for name in names if ".rotary_emb." not in name)
-    if names:
-        some = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
-        tell(f"{path}: config.json does not ask for all tensors; left out {len(names)}: {some}")
-
-
-def cut_drafting(drafting: Drafting, layers: int) -> Drafting:
-    """How the first ``layers`` alone draft: from the exits before their end, and from there."""
-    if layers >= drafting.exits[-1]:
-        return drafting
-    exits = tuple(exit_ for exit_ in drafting.exits if exit_ < layers)
-    thresholds = (*drafting.thresholds[: len(exits)], 0.0)
-    return replace(drafting, exits=(*exits, layers), thresholds=thresholds)
-
-
 def read_tensors(folder: Path, not_read: tuple[str, ...]) -> Iterator[tuple[Path, str, Tensor]]:
     """Yield (file, name, tensor) of the weights in ``folder``, with one file open at a time.
 
@@ -170,8 +152,7 @@ def read_tensors(folder: Path, not_read: tuple[str, ...]) -> Iterator[tuple[Path
 def read_file(file: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) of a file. Nothing that a pickle holds is run."""
     if file.suffix == ".bin":
-        # PyTorch's format from before version 1.6 is no zip file, and cannot be mapped.
-        state = torch.load(file, "cpu", weights_only=True, mmap=is_zipfile(file))
+        state = torch.load(file, "cpu", weights_only=True, mmap=True)
         for name, tensor in state.items():
             yield name, tensor.detach()
     else:
@@ -181,24 +162,21 @@ def read_file(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def find_files(folder: Path, not_read: tuple[str, ...]) -> list[Path]:
-    """The files with the weights of ``folder``, of the first kind that is there."""
+    """The files with the weights of ``folder``, of the first kind that is there.
+
+    Shards that only have tensors whose names begin with ``not_read`` are left out.
+    """
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (folder / name).is_file():
             return [folder / name]
         index = folder / f"{name}.index.json"
         if index.is_file():
-            return files_of_index(index, not_read)
+            file_of = read_json(index).get("weight_map")
+            if not isinstance(file_of, dict) or set(map(type, file_of.values())) != {str}:
+                raise ValueError(f"{index} has no weight_map from names of tensors to files")
+            files = {file for name, file in file_of.items() if not name.startswith(not_read)}
+            return [folder / file for file in sorted(files)]
     raise FileNotFoundError(f"{folder} has no model.safetensors and no pytorch_model.bin")
-
-
-def files_of_index(index: Path, not_read: tuple[str, ...]) -> list[Path]:
-    """The shards that an ``index`` names for other tensors than those that are not read."""
-    file_of = read_json(index).get("weight_map")
-    is_whole = isinstance(file_of, dict)
-    if not is_whole or not all(isinstance(file, str) for file in file_of.values()):
-        raise ValueError(f"{index} has no weight_map from names of tensors to files")
-    needed = {file for tensor, file in file_of.items() if not tensor.startswith(not_read)}
-    return [index.with_name(file) for file in sorted(needed)]
 
 
 class Uninitialised(TorchFunctionMode):
@@ -297,12 +275,8 @@ def is_fast(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def placement(model: Llama) -> str:
-    """One line for people: where a model is, in which dtype, how large, and its memory."""
-    count = sum(parameter.numel() for parameter in model.parameters())
-    gigabytes = count * model.dtype.itemsize / 1e9
-    head = model.lm_head.weight
-    if model.config.tie_word_embeddings and head is not model.model.embed_tokens.weight:
-        count -= head.numel()  # the embedding once more, packed (speed/layout.py)
-    sizes = f"{count / 1e6:,.1f} M parameters, {gigabytes:.2f} GB of weights"
+    """One line for people: where a model is, in which dtype, and its memory."""
+    gigabytes = sum(parameter.nbytes for parameter in model.parameters()) / 1e9
     untried = "" if model.device.type == "cpu" else " (untried: this has only run on CPUs)"
-    return f"{model.device}{untried}, {str(model.dtype).removeprefix('torch.')}, {sizes}"
+    dtype = str(model.dtype).removeprefix("torch.")
+    return f"{model.device}{untried}, {dtype}, {gigabytes:.2f} GB of weights"

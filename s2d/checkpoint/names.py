@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..options import default_drafting
 from .config import read_config
 from .notices import tell
 from .vocabulary import refuse_other_size
@@ -96,7 +95,6 @@ def find_draft(
         return FoundDraft(None, datastore, table)
     if draft is not None:
         draft = find_target(str(draft))
-        refuse_whole_target(target, draft, exits)
         words = f"{draft}, as given"
     else:
         draft = draft_path(target)
@@ -118,18 +116,6 @@ def find_datastore(target: Path | str) -> Path | None:
 def is_same_folder(one: Path | str, other: Path | str) -> bool:
     """Whether two names lead to one folder that is there."""
     return Path(one).is_dir() and Path(other).is_dir() and Path(one).samefile(other)
-
-
-def refuse_whole_target(target: Path | str, draft: Path | str, exits: Sequence[int] | None) -> None:
-    """Raise ValueError if a target would draft for itself with all of its layers unasked."""
-    config = read_config(draft)
-    layers = config.num_hidden_layers
-    whole = default_drafting(config).exits[-1] == layers
-    if exits is None and whole and is_same_folder(target, draft):
-        raise ValueError(
-            f"{draft} would draft for itself with all of its {layers} layers; say after which of "
-            "them it may predict: --exits, or exit_layers in its config.json"
-        )
 
 
 def draft_path(target: Path | str) -> Path:

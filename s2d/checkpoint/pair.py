@@ -37,10 +37,9 @@ def load_pair(
     options: Options = Options(),  # noqa: B008
     device: str = "auto",
     dtype: str = "auto",
-    load: Callable[..., Llama] = load_model,
 ) -> Pair:
-    """What ``choose_pair`` chooses, loaded by ``load``."""
-    return load_chosen(choose_pair(target, draft, options), device, dtype, load)
+    """What ``choose_pair`` chooses, loaded."""
+    return load_chosen(choose_pair(target, draft, options), device, dtype)
 
 
 def choose_pair(

@@ -24,30 +24,30 @@ def read_tokens(
     folder: Path,
     config: dict[str, Any],
     content: dict[str, Any],
-    vocabulary: Container[str],
+    ids: dict[str, int],
     defaults: dict[str, str],
 ) -> tuple[dict[str, Token], dict[int, Token]]:
-    """({"eos_token": token, ...}, {id: token}): the named tokens, and those with a known id.
+    """({"eos_token": token, ...}, {id: token}): the named tokens, and all that are added.
 
-    Args:
-        config, content: what is in tokenizer_config.json and in tokenizer.json.
-        vocabulary: the texts of all pieces.
-        defaults: names of tokens unless a file says otherwise, if there is such a token.
-
-    A token that has a name is special, whatever its own entry says.
+    ``config`` is what is in tokenizer_config.json, ``content`` that in tokenizer.json. ``ids`` are
+    those of the pieces, and ``defaults`` name tokens that no file names, if there are such pieces.
+    A token that has a name is special, whatever its own entry says. Raises ValueError if no file
+    says the id of one.
     """
     names = read_names(folder, config)
     texts = {token["content"] for token in names.values()}
     added = read_added(folder, config, content, texts)
-    known = {token["content"] for token in added.values()}
+    ids = ids | {token["content"]: number for number, token in added.items()}
     for name, text in defaults.items():
-        if name not in names and (text in vocabulary or text in known):
+        if name not in names and text in ids:
             names[name] = complete({"content": text, "special": True})
-    named = {token["content"] for token in names.values()}
-    for token in added.values():
-        if token["content"] in named:
-            token["special"] = True
-    return {name: token for name, token in names.items() if token["content"]}, added
+    names = {name: token for name, token in names.items() if token["content"]}
+    for name, token in names.items():
+        text = token["content"]
+        if text not in ids:
+            raise ValueError(f"no file says the id of {name} {text!r}")
+        added.setdefault(ids[text], token)["special"] = True
+    return names, added
 
 
 def read_names(folder: Path, config: dict[str, Any]) -> dict[str, Token]:

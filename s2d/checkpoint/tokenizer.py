@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .chat import ChatFormat, Message, as_dialogue, plain_format, read_chat_format
+from .chat import ChatFormat, Message, as_dialogue, read_chat_format
 from .files import read_json
 from .tokenizer_model import SentencePieceModel
 
@@ -23,8 +23,9 @@ Characters = list[tuple[str, bool]]
 class Tokenizer:
     """The tokenizer of a Llama's folder; FileNotFoundError: there is none, ValueError: damaged.
 
-    ``eos`` is the text of the EOS and ``eos_id`` its id, None if the tokenizer has none. With the
-    ``vocab_size`` of a model, texts with tokens that the model does not have are refused.
+    ``special`` is {id: text} of the tokens that leave no text. ``eos`` is the text of the EOS and
+    ``eos_id`` its id, None if the tokenizer has none. With the ``vocab_size`` of a model, texts
+    with tokens that the model does not have are refused.
     """
 
     def __init__(self, path: Path | str, vocab_size: int | None = None) -> None:
@@ -40,29 +41,25 @@ class Tokenizer:
             reason = error if isinstance(error, ValueError) else f"it is damaged ({error})"
             raise ValueError(f"the tokenizer in {path} is not read: {reason}") from None
         self.vocab_size = vocab_size
+        self.special = self.model.special
         self.eos = self.model.names.get("eos_token", "")
         self.eos_id = None
-        for number, text in self.model.special.items():
+        for number, text in self.special.items():
             if text == self.eos:
                 self.eos_id = number
 
     @cached_property
-    def chat_format(self) -> ChatFormat | None:
-        """The folder's own template; Vicuna's format, if the folder's name says so; or None."""
+    def chat_format(self) -> ChatFormat:
+        """The folder's own template; Vicuna's format, if the folder's name says so; plain text."""
         return read_chat_format(self.folder, self.config, self.model.names)
 
-    @property
-    def prompt_format(self) -> ChatFormat:
-        """The ``chat_format``; or plain text if the folder has none."""
-        return self.chat_format or plain_format(self.eos)
-
-    def encode(self, text: str, with_bos: bool = True, after: int | None = None) -> list[int]:
-        """Text -> ids, BOS first where the model expects one; not if it goes on ``after`` an id.
+    def encode(self, text: str, with_bos: bool = True) -> list[int]:
+        """Text -> ids, BOS first where the model expects one.
 
         The text of a special token stands for that token wherever it occurs. Raises ValueError for
         what is no text, or has a token that the model lacks, as it was only added here.
         """
-        ids = self.model.encode(check_text(text), with_bos and after is None, after)
+        ids = self.model.encode(check_text(text), with_bos)
         if self.vocab_size is not None and max(ids, default=0) >= self.vocab_size:
             raise ValueError(
                 f"the text has the token {max(ids)} of the tokenizer in {self.folder}, but the "
@@ -80,68 +77,53 @@ class Tokenizer:
         system: str | None = None,
         template_options: dict[str, Any] | None = None,
     ) -> list[int]:
-        """A dialogue -> its ids in the folder's chat format; after the user the assistant is next.
+        """A dialogue -> its ids in the chat format; after the user the assistant is next.
 
         ``system`` says how the assistant is to answer. ``template_options`` are given to the
         folder's own template, such as {"enable_thinking": False} to Qwen3's. Raises ValueError if
-        the folder has no chat format, or it cannot render this.
+        the chat format cannot render this.
         """
-        if self.chat_format is None:
-            raise ValueError(
-                f"{self.folder} has no chat template; encode plain text, or give the folder a "
-                "chat_template.jinja"
-            )
-        return self.encode_prompt(messages, system, template_options)
-
-    def encode_prompt(
-        self,
-        messages: Messages,
-        system: str | None = None,
-        template_options: dict[str, Any] | None = None,
-    ) -> list[int]:
-        """As ``encode_chat``, but in plain text if the folder has no chat format."""
         options = template_options or {}
-        if options and not self.prompt_format.is_own:
-            raise ValueError(
-                f"the prompt format is {self.prompt_format.name}; it has no template options"
-            )
+        if options and not self.chat_format.is_template:
+            raise ValueError(f"the prompt format is {self.chat_format.name}; it has no options")
         dialogue = as_dialogue(messages, system)
-        return self.encode_rendered(self.prompt_format.render(dialogue, **options))
+        return self.encode_rendered(self.chat_format.render(dialogue, **options))
 
     def encode_rendered(self, text: str) -> list[int]:
-        return self.encode(text, with_bos=not self.prompt_format.is_own)  # which writes the BOS
+        return self.encode(text, with_bos=not self.chat_format.is_template)  # which writes the BOS
 
     def rounds(self, messages: Messages) -> Iterator[tuple[list[int], list[int]]]:
         """Yield (ids of the prompt, ids of the answer up to its EOS) of each answer.
 
-        The prompt is what a model is given, and the answer what it has to write then, also if
-        another token would stand for the end of the one and the beginning of the other together. A
-        prompt is only what follows the round before it. It is whole if the template has written
-        that round otherwise since. Raises ValueError if an answer does not stand right after its
-        prompt, as by templates that leave out what the assistant thought.
+        The prompt is what a model is given, and the answer what it has to write then. A prompt is
+        only what follows the round before it, or whole if that round is encoded otherwise in it.
+        Raises ValueError if an answer does not stand right after its prompt, as by templates that
+        leave out what the assistant thought.
         """
         dialogue = as_dialogue(messages)
         if dialogue[0]["role"] == "assistant":
             raise ValueError("the assistant speaks first; expected a message to answer")
-        done = None  # the text of the rounds so far
-        last_id = None
+        done: list[int] = []  # the ids of the rounds so far
         for turn, message in enumerate(dialogue):
             if message["role"] != "assistant":
                 continue
-            asked = self.prompt_format.render(dialogue[:turn])
-            answer_text = self.answer_after(asked, dialogue[: turn + 1])
-            if done is not None and asked.startswith(done):
-                prompt = self.encode(asked.removeprefix(done), after=last_id)
-            else:
-                prompt = self.encode_rendered(asked)
-            answer = self.encode(answer_text, after=prompt[-1])
-            yield prompt, answer
-            done = asked + answer_text
-            last_id = (answer or prompt)[-1]
+            asked = self.chat_format.render(dialogue[:turn])
+            prompt = self.encode_rendered(asked)
+            answer = self.answer_after(asked, dialogue[: turn + 1])
+            whole = self.encode_rendered(asked + answer)
+            if whole[: len(prompt)] != prompt:
+                # A token stands for the end of the prompt and the beginning of the answer together.
+                melted = whole
+                whole = prompt + self.model.encode(answer, with_bos=False, goes_on=True)
+                if self.decode(whole) != self.decode(melted):
+                    raise ValueError("this tokenizer puts a space between a prompt and its answer")
+            goes_on = prompt[: len(done)] == done
+            yield prompt[len(done) :] if goes_on else prompt, whole[len(prompt) :]
+            done = whole
 
     def answer_after(self, asked: str, dialogue: list[Message]) -> str:
         """What a model has to write after the prompt ``asked``: the last message up to its EOS."""
-        answered = self.prompt_format.render(dialogue)
+        answered = self.chat_format.render(dialogue)
         text = answered.removeprefix(asked)
         is_whole = answered.startswith(asked) and dialogue[-1]["content"].strip() in text
         if not asked or not is_whole:
@@ -211,9 +193,7 @@ class TextStream:
         return find_stop(text, self.stop_at) < len(text)
 
     def is_open(self) -> bool:
-        """Whether the ids that wait end with half a character, or with bytes of a longer run."""
-        if self.tokenizer.model.is_open(self.waiting):
-            return True
+        """Whether the ids that wait end with half a character."""
         text = [character for character, is_shown in self.decode_waiting() if is_shown]
         return text[-1:] == ["\ufffd"]
 
@@ -232,7 +212,7 @@ class TextStream:
         text = self.tokenizer.decode(self.before + self.waiting)[len(seen) :]
         characters = [(character, True) for character in text]
         for token in self.waiting:
-            special = self.tokenizer.model.special.get(token, "")
+            special = self.tokenizer.special.get(token, "")
             characters += [(character, False) for character in special]
         return characters
 

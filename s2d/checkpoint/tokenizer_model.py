@@ -37,17 +37,10 @@ class SentencePieceModel:
         self.pieces.load_from_serialized_proto(proto + PIECES_ALONE)
         self.scheme = space_scheme(config)
         ids = {self.pieces.id_to_piece(number): number for number in range(len(self.pieces))}
-        names, described = read_tokens(folder, config, {}, ids, LLAMA_TOKENS)
-        added = {}
+        names, added = read_tokens(folder, config, {}, ids, LLAMA_TOKENS)
         for text, number in ids.items():
             if self.pieces.is_control(number):
-                added[number] = complete({"content": text, "special": True})
-        added |= described
-        ids |= {token["content"]: number for number, token in added.items()}
-        for name, token in names.items():
-            if token["content"] not in ids:
-                raise ValueError(f"no file says the id of {name} {token['content']!r}")
-            added.setdefault(ids[token["content"]], token)
+                added.setdefault(number, complete({"content": text, "special": True}))
         for token in (*added.values(), *names.values()):
             for flag in FLAGS:
                 if token[flag]:
@@ -68,17 +61,17 @@ class SentencePieceModel:
         if config.get("add_bos_token", True):
             self.bos_id = self.added.get(self.names.get("bos_token"))
 
-    def encode(self, text: str, with_bos: bool, after: int | None) -> list[int]:
-        """The ids of a text, which goes on ``after`` an id unless that is None."""
+    def encode(self, text: str, with_bos: bool, goes_on: bool = False) -> list[int]:
+        """The ids of a text. Before one that ``goes_on`` after another one no space is put."""
         ids: list[int] = []
-        previous = after
         for part in self.divide(text):
             if part in self.added:
                 ids.append(self.added[part])
+            elif goes_on and not ids:
+                ids += self.pieces.encode(part)
             else:
-                space = " " if self.needs_space(part, previous) else ""
+                space = " " if self.needs_space(part, is_first=not ids) else ""
                 ids += self.pieces.encode(space + part)
-            previous = ids[-1]
         return [self.bos_id, *ids] if with_bos and self.bos_id is not None else ids
 
     def divide(self, text: str) -> Iterator[str]:
@@ -91,11 +84,11 @@ class SentencePieceModel:
             parts = divided
         return filter(None, parts)
 
-    def needs_space(self, part: str, previous: int | None) -> bool:
-        """Whether a space is put before a part of a text, which comes after the id ``previous``."""
-        if self.scheme == "never" or part.startswith((" ", "▁")):
+    def needs_space(self, part: str, is_first: bool) -> bool:
+        """Whether a space is put before a part of a text, which begins it or follows a token."""
+        if part.startswith((" ", "▁")):
             return False
-        return previous is None or (self.scheme == "always" and previous in self.text_of)
+        return self.scheme == "always" or (self.scheme == "first" and is_first)
 
     def decode(self, ids: list[int]) -> str:
         text = ""
@@ -105,10 +98,6 @@ class SentencePieceModel:
             else:
                 text += self.pieces.decode([number for number in run if number < len(self.pieces)])
         return text if self.scheme == "never" else text.removeprefix(" ")
-
-    def is_open(self, ids: list[int]) -> bool:
-        """Whether what follows may change the text of ``ids``, but for half a character."""
-        return False
 
 
 def make_pattern(texts: list[str]) -> re.Pattern[str]:
