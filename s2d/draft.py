@@ -145,6 +145,9 @@ class SortedDraft:
                 break  # nothing is known about what follows
             positions = tree.next_positions(tree.frontier)
             proposal = rule.propose(prediction, tree.shape.width(tree.depth), positions)
+            for tokens in proposal.tokens:
+                if not all(0 <= token < self.vocab_size for token in tokens):
+                    raise ValueError(f"the rule proposes {tokens}, of {self.vocab_size} tokens")
             tree.add_level(proposal.tokens, proposal.probs, exit_.exit_layer, proposal.q)
         tree.prune()
         return tree

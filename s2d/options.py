@@ -56,7 +56,7 @@ THRESHOLD = 0.5  # of an exit without a threshold in config.json: the published 
 TABLE_THRESHOLD = 0.9
 # Exit 0 alone: tuned on SmolLM2-135M with its datastore (bench/README.md, "tuned").
 TABLE_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(3, 5, 5))
-# The numbers that an option may be: their kind, the least, the greatest, and how a message says it.
+# The numbers that an option may be: of which kind, from and up to what, and how a message says it.
 RANGES = {
     "max_new_tokens": (Integral, 1, inf, "a whole number from 1"),
     "temperature": (Real, 0, 1e6, "a number from 0"),
@@ -144,6 +144,8 @@ class Options:
                 continue
             if not isinstance(value, kind) or not low <= value <= high:
                 raise ValueError(f"{name}: expected {words}, got {value!r}")
+            # Small numbers of NumPy would overflow.
+            object.__setattr__(self, name, int(value) if kind is Integral else float(value))
         if 0 < self.temperature < 1e-6:
             raise ValueError(f"temperature: expected 0, or at least 1e-6, got {self.temperature}")
         if self.method not in (None, *METHODS):
@@ -172,6 +174,10 @@ class Options:
 
         ``config`` is the draft model's. Without one, exit 0 drafts alone.
         """
+        if self.decision is not None and not hasattr(self.decision, "estimate"):
+            raise ValueError(f"a decision model is of load_decision, not {self.decision!r}")
+        if self.datastore is not None and not hasattr(self.datastore, "followers"):
+            raise ValueError(f"a datastore is of load_datastore, not {self.datastore!r}")
         if self.method == "ar":
             nothing = {"exits": (), "thresholds": (), "tree": FixedShape(()), "stop": 0.0}
             return replace(self, **nothing, draft_length=None, init="draft", decision=None)

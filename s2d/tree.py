@@ -106,8 +106,9 @@ class GrowingShape:
     sends_all = False
 
     def __post_init__(self) -> None:
-        if min(self.top_k, self.depth, self.size) < 1:
-            raise ValueError(f"a growing tree has numbers from 1, not {self}")
+        for number in (self.top_k, self.depth, self.size):
+            if not isinstance(number, int) or number < 1:
+                raise ValueError(f"a growing tree has whole numbers from 1, not {number!r}")
 
     @property
     def capacity(self) -> int:

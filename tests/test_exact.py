@@ -360,6 +360,17 @@ def test_ids_of_other_kinds():
         assert found == expected and all(type(token) is int for token in found)
 
 
+def test_small_numbers_of_numpy_do_not_overflow():
+    target, draft = nearly_equal(2, eos_token_ids=())
+    prompt = random_tokens(0, 60)
+    small = dict(max_new_tokens=np.int8(120), seed=np.uint8(255), top_k=np.int8(5))
+    plain = {name: int(number) for name, number in small.items()}
+    for options in (dict(method="ar"), dict(exits=np.array([2, 4]))):
+        expected = generate(target, prompt, draft, temperature=1.0, **options, **plain)
+        found = generate(target, prompt, draft, temperature=1.0, **options, **small)
+        assert found.tokens == expected.tokens and found.options == expected.options
+
+
 WRONG = {
     "unknown method 'x'": dict(method="x"),
     "max_new_tokens: expected a whole number from 1": dict(max_new_tokens=0),
@@ -370,6 +381,8 @@ WRONG = {
     "exits: expected a list, got <generator": dict(exits=(layer for layer in (2, 4))),
     "thresholds are numbers from 0, not nan": dict(thresholds=(float("nan"), 0.0)),
     "stop_at is StopStrings": dict(stop_at=["User:"]),
+    "a decision model is of load_decision, not 'f'": dict(decision="f"),
+    "a datastore is of load_datastore, not 'f'": dict(datastore="f", exits=[0]),
     "a tree is a list of widths or a Shape, not '42'": dict(tree="42"),
     "exits of 4 draft layers: expected": dict(exits=[5]),
     "exits must increase": dict(exits=[2, 1]),

@@ -95,7 +95,7 @@ class LongestPath:
             return []
         rest = without(p, first)
         if isinstance(self.rule, Rejection):
-            others = self.rule.draws.candidates(rest[None], count)[0]
+            others = self.rule.draws.candidates(rest[None], min(count, len(rest) - 1))[0]
         else:
             others = rest.topk(min(count, len(rest))).indices
         return [token for token in others.tolist() if rest[token] > 0]

@@ -67,8 +67,8 @@ def decode_many(
 
     If a prompt cannot be run, its ValueError is yielded, and the others go on.
     """
-    if batch < 1:
-        raise ValueError(f"batch: expected a number from 1, got {batch}")
+    if not isinstance(batch, int) or batch < 1:
+        raise ValueError(f"batch: expected a whole number from 1, got {batch!r}")
     active: dict[int, Decoder] = {}
     for index, prompt in prompts:
         own_options = replace(options, seed=options.seed + index)
