@@ -238,7 +238,7 @@ def test_rejection_sampling_leaves_p(options, draft_size):
     target = random_llama(1, vocab_size=3, num_hidden_layers=2, eos_token_ids=())
     draft = fit_vocabulary(random_llama(2, vocab_size=draft_size, num_hidden_layers=3), 3)
     prompt = [2, 1, 0, 2, 1, 0, 2, 1, 2, 1]
-    for law in (dict(temperature=1.0), dict(temperature=0.8, top_p=0.7)):
+    for law in (dict(temperature=1.0), dict(temperature=0.8, top_p=0.9, top_k=2)):
         p = next_token_model(target, prompt, **law)
         used = options | law | dict(rule="rejection", max_new_tokens=3)
 
