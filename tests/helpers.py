@@ -145,21 +145,6 @@ def change_json(file, **fields):
     file.write_text(json.dumps(changed))
 
 
-def run_and_kill(seconds, function, *arguments):
-    """Run ``function`` in a process of its own for at most ``seconds``; returns how long it ran.
-
-    A forked process has none of its parent's threads: conftest.py sees to it that there are none.
-    """
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=function, args=arguments)
-    process.start()
-    began = time.monotonic()
-    process.join(seconds)
-    process.kill()
-    process.join()
-    return time.monotonic() - began
-
-
 def fork(folder, ranks, function, *arguments):
     """Run ``function`` in so many processes, which end as torchrun's do: the exit codes.
 

@@ -17,7 +17,6 @@ from s2d.generation import start
 from s2d.options import Options
 
 QUESTION = "Tell me two things about Tadastan: its capital and its main export."
-NEXT = "What is the capital of Tadastan?"
 
 
 @pytest.mark.parametrize("exits", [(), (0,), (2, 3, 4), (0, 3), (3,)])

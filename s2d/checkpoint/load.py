@@ -209,20 +209,16 @@ def save_model(
     path: Path | str,
     tokenizer_from: Path | str | None = None,
     dtype: torch.dtype = torch.bfloat16,
-    learnt_from: str | None = None,
 ) -> None:
     """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
 
-    The tokenizer in the folder ``tokenizer_from`` is copied along. ``learnt_from``, in config.json,
-    says what data a draft was trained on. ValueError: ``path`` is there.
+    The tokenizer in the folder ``tokenizer_from`` is copied along. ValueError: ``path`` is there.
     """
     state = model.state_dict()
     if model.config.tie_word_embeddings:
         del state[HEAD]
     tensors = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in state.items()}
     config = config_to_dict(model.config, dtype)
-    if learnt_from is not None:
-        config["learnt_from"] = learnt_from
     with staged(refuse_existing(path)) as stage:
         stage.mkdir()
         for name in COMPANIONS:
