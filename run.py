@@ -98,7 +98,7 @@ from s2d.cli.colors import Color, color_exits
 from s2d.cli.conversation import encode, hold_conversation
 from s2d.cli.terminal import Streamed, as_json, compare_speed, report, show
 from s2d.options import Options, default_drafting
-from s2d.speed.batch import decode_many, in_order
+from s2d.speed.batch import decode_many
 from s2d.speed.tensor_parallel import from_rank_0, join_processes
 
 
@@ -208,11 +208,9 @@ def answer_prompt(args: Namespace, pair: Pair, colors: dict[int, Color]) -> None
 def answer_lines(lines: list[tuple[int, str]], args: Namespace, pair: Pair) -> int:
     """Answer each of ``lines``, in their order; returns 2 if there is one without an answer."""
     code = 0
-    prompts = []
-    for index, (_, line) in enumerate(lines):
-        prompts.append((index, encode([line], args, pair.tokenizer)))
+    prompts = [encode([line], args, pair.tokenizer) for _, line in lines]
     answers = decode_many(pair.target, prompts, pair.draft, pair.options, args.batch or 8)
-    for (number, line), result in zip(lines, in_order(answers)):
+    for (number, line), result in zip(lines, answers):
         if isinstance(result, ValueError):  # stands for a prompt that cannot be run
             tell(f"line {number}: {result}")
             code = 2

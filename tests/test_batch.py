@@ -137,8 +137,8 @@ def test_a_prompt_that_cannot_be_run_is_named_and_the_others_run(models):
     target, prompts = models[0], [[1, 2], [1] * 128, [3], [61], [], [4]]
     options = dict(method="ar", max_new_tokens=5)
     for batch in (1, 2, 8):
-        found = dict(decode_many(target, enumerate(prompts), None, Options(**options), batch))
-        bad = {i: str(each) for i, each in found.items() if isinstance(each, ValueError)}
+        found = list(decode_many(target, prompts, None, Options(**options), batch))
+        bad = {i: str(each) for i, each in enumerate(found) if isinstance(each, ValueError)}
         assert bad.keys() == {1, 3, 4} and len(found) == 6
         assert bad[1] == "the prompt has 128 tokens; expected 1 to 127"
         for i in (0, 2, 5):

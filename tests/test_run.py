@@ -26,7 +26,7 @@ from s2d.cli.program import run_program
 from s2d.decoder import Decoder
 from s2d.ngram.datastore import save_datastore
 from s2d.options import METHODS, Options
-from s2d.speed.batch import decode_many
+from s2d.speed import batch
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 EXAMPLE_PROMPT = names.MINIATURE_PROMPTS[0]
@@ -190,16 +190,16 @@ def test_many_prompts_at_once(tmp_path, monkeypatch, capsys):
 
     What is too long is named, and the others run. A byte order mark is no token.
     """
-    prompts = [EXAMPLE_QUESTION, "", "word " * 600, EXAMPLE_PROMPT, QUESTION]
-    file, ended = tmp_path / "prompts.txt", []
+    prompts = [EXAMPLE_PROMPT, "", "word " * 600, QUESTION, EXAMPLE_QUESTION]
+    file, ended, step = tmp_path / "prompts.txt", [], batch.run_step
     file.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(prompts).encode())
 
-    def in_any_order(*arguments):
-        for index, result in decode_many(*arguments):
-            ended.append(index)
-            yield index, result
+    def run_step(*arguments):
+        found = step(*arguments)
+        ended.extend(found)
+        return found
 
-    monkeypatch.setattr(run, "decode_many", in_any_order)
+    monkeypatch.setattr(batch, "run_step", run_step)
     common = "--target", "7b", "--dtype", "float64", "--max-new-tokens", 40, "--temperature", 0.1
     assert program(run.main, *common, "--prompts", file, "--batch", 2, "--seed", 5, "--json") == 2
     out, error = capsys.readouterr()

@@ -9,7 +9,7 @@ from ..checkpoint.notices import tell
 from ..checkpoint.pair import Pair
 from ..checkpoint.tokenizer import Tokenizer
 from ..generation import start
-from ..speed.tensor_parallel import each_from_rank_0
+from ..speed.tensor_parallel import from_rank_0
 from .terminal import Streamed
 
 
@@ -25,7 +25,8 @@ def hold_conversation(args: Namespace, pair: Pair, colors: dict) -> None:
     tell("Ctrl-C ends an answer, Ctrl-D the conversation")
     room = pair.target.config.max_position_embeddings * 3 // 4
     messages: list[str] = []
-    for line in each_from_rank_0(typed()):
+    lines = typed()
+    while (line := from_rank_0(lambda: next(lines, None))) is not None:
         asked = [*messages, line]
         try:
             while len(asked) > 1 and len(encode(asked, args, pair.tokenizer)) > room:

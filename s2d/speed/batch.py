@@ -6,6 +6,7 @@ every weight once; attention alone is done per prompt, on its own KV cache and w
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -36,53 +37,39 @@ def generate_many(
     raises; the answers before a prompt that cannot be run are yielded first.
     """
     asked = make_options(method=method, **options)
-    finished = decode_many(target, enumerate(prompts), draft, asked, batch)
-    for number, result in enumerate(in_order(finished)):
+    for number, result in enumerate(decode_many(target, prompts, draft, asked, batch)):
         if isinstance(result, ValueError):
             raise ValueError(f"prompt {number}: {result}")
         yield result
 
 
-def in_order(
-    finished: Iterable[tuple[int, Generation | ValueError]],
+def decode_many(
+    target: Llama, prompts: Iterable[list[int]], draft: Llama | None, options: Options, batch: int
 ) -> Iterator[Generation | ValueError]:
-    """The results of pairs (i, result), i from 0, each as soon as all before it are there."""
-    waiting: dict[int, Generation | ValueError] = {}
-    number = 0
-    for index, result in finished:
-        waiting[index] = result
-        while number in waiting:
-            yield waiting.pop(number)
+    """Yield the answer to each prompt, in order. Of a prompt that cannot be run, its ValueError."""
+    if not isinstance(batch, int) or batch < 1:
+        raise ValueError(f"batch: expected a whole number from 1, got {batch!r}")
+    numbered = enumerate(prompts)
+    active: dict[int, Decoder] = {}
+    results: dict[int, Generation | ValueError] = {}  # what may be yielded, or waits for its turn
+    number = 0  # of the prompt whose turn it is
+    while True:
+        for index, prompt in islice(numbered, batch - len(active)):
+            own_options = replace(options, seed=options.seed + index)
+            try:
+                active[index] = start(target, prompt, draft, **vars(own_options))
+            except ValueError as error:
+                results[index] = error
+        if active:
+            results |= run_step(target, active)
+        elif not results:
+            return
+        while number in results:
+            yield results.pop(number)
             number += 1
 
 
-def decode_many(
-    target: Llama,
-    prompts: Iterable[tuple[int, list[int]]],
-    draft: Llama | None,
-    options: Options,
-    batch: int,
-) -> Iterator[tuple[int, Generation | ValueError]]:
-    """From pairs (i, prompt), yield (i, the answer) as soon as it has ended.
-
-    If a prompt cannot be run, its ValueError is yielded, and the others go on.
-    """
-    if not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch: expected a whole number from 1, got {batch!r}")
-    active: dict[int, Decoder] = {}
-    for index, prompt in prompts:
-        own_options = replace(options, seed=options.seed + index)
-        try:
-            active[index] = start(target, prompt, draft, **vars(own_options))
-        except ValueError as error:
-            yield index, error
-        while len(active) == batch:
-            yield from run_step(target, active)
-    while active:
-        yield from run_step(target, active)
-
-
-def run_step(target: Llama, active: dict[int, Decoder]) -> list[tuple[int, Generation]]:
+def run_step(target: Llama, active: dict[int, Decoder]) -> dict[int, Generation]:
     """A step of every Decoder of ``active``; answers that end leave it, and are returned.
 
     The parts of a step are those of ``Decoder.__iter__``.
@@ -100,7 +87,7 @@ def run_step(target: Llama, active: dict[int, Decoder]) -> list[tuple[int, Gener
             decoder.roll_back(tree, accepted)
             decoder.emit(tree, logits, accepted, tokens, clock)
     ended = [index for index, decoder in active.items() if decoder.ended]
-    return [(index, active.pop(index).result()) for index in ended]
+    return {index: active.pop(index).result() for index in ended}
 
 
 def run_together(target: Llama, decoders: list[Decoder], trees: list[Tree]) -> list[Tensor]:

@@ -9,11 +9,10 @@ same on all ranks, so their trees are the same too, if the processors are of one
 """
 
 import atexit
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
@@ -82,13 +81,6 @@ def from_rank_0(function: Callable[[], Any]) -> Any:
     return box[0]
 
 
-def each_from_rank_0(items: Iterable[Any]) -> Iterator[Any]:
-    """The ``items`` of rank 0, none of which is None; no other rank iterates over its own."""
-    iterator = iter(items)
-    while (item := from_rank_0(lambda: next(iterator, None))) is not None:
-        yield item
-
-
 def own_device(name: str) -> torch.device:
     """The device of this process: the CPU, or a GPU that no other process has."""
     if name not in ("auto", "cpu", "cuda"):
@@ -102,30 +94,26 @@ def own_device(name: str) -> torch.device:
 def load_part(path: Path, device: str, dtype: str) -> Llama:
     """As ``load_model``, but this rank reads and keeps only its part of the blocks' weights.
 
-    The last rank may have less than the others: of 5 key/value heads, 2 ranks have 3 and 2. Raises
-    ValueError if a rank would have none.
+    Raises ValueError if the parts would not be of one size.
     """
     rank = dist.get_rank()
     ranks = dist.get_world_size()
     config = read_config(path)
-    kv_heads = config.num_key_value_heads
-    most = math.ceil(kv_heads / ranks)
-    own_heads = min(most, kv_heads - rank * most)
-    if (ranks - 1) * most >= kv_heads:
-        raise ValueError(f"{path}: {kv_heads} key/value heads cannot be divided among {ranks}")
+    kv_heads = config.num_key_value_heads  # each with its queries
+    for size, what in ((kv_heads, "key/value heads"), (config.intermediate_size, "MLP units")):
+        if size % ranks:
+            raise ValueError(f"{path}: {size} {what} cannot be divided among {ranks} processes")
 
     def share(name: str, shape: tuple[int, ...]) -> Any:
         kind = name.split(".")[-2]
         if kind not in DIVIDED:
             return ...
-        # An MLP is divided by single units. The queries of a key/value head stay with it.
-        units = config.intermediate_size if "mlp" in name else kv_heads
-        size = math.ceil(units / ranks) * (shape[DIVIDED[kind]] // units)
+        size = shape[DIVIDED[kind]] // ranks
         own = slice(rank * size, (rank + 1) * size)
         return own if DIVIDED[kind] == 0 else (slice(None), own)
 
     model = load_model(path, own_device(device), dtype, share=share)
-    model.config = replace(model.config, num_key_value_heads=own_heads)  # of its KV caches
+    model.config = replace(model.config, num_key_value_heads=kv_heads // ranks)  # of its KV caches
     for block in model.model.layers:
         for last in (block.self_attn.o_proj, block.mlp.down_proj):
             last.register_forward_hook(sum_over_ranks)
