@@ -10,7 +10,6 @@ from ..draft import LayerExit, SortedDraft
 from ..model import Llama
 from ..options import Options
 from ..rules import Rule
-from ..tree import FixedShape, GrowingShape
 from .decision import Decided
 from .roots import LongestPath, RootsDecoder
 
@@ -32,8 +31,6 @@ def make_decoder(
     if options.init == "target":
         if not isinstance(options.rule, str):
             raise ValueError("init='target' goes with rule='noise' or 'rejection'")
-        if not isinstance(options.shape, (FixedShape, GrowingShape)):
-            raise ValueError("init='target' goes with trees of fixed widths and with growing trees")
         if options.rule == "rejection":
             rule = longest = LongestPath(rule, roots=options.shape.width(0))
     if options.decision is not None:
