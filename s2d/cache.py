@@ -53,8 +53,9 @@ class KVCache:
     def keep(self, n: int, entries: list[int]) -> None:
         """Keep the first ``n`` entries and, of the later ones, ``entries``.
 
-        The later ones move up to n, n + 1 and so on: ``keep(5, [6, 8])`` leaves seven entries. If
-        fewer than ``n`` are filled, ``entries`` is empty and nothing changes.
+        The later ones move up to n, n + 1 and so on: ``keep(5, [6, 8])`` leaves seven entries. An
+        exit that lags behind has filled fewer than ``n``: its ``entries`` are empty, and nothing
+        changes.
         """
         self.length = min(self.length, n + len(entries))
         move_up(self.keys, n, entries)

@@ -121,7 +121,7 @@ class Decoder:
     def roll_back(self, tree: Tree, accepted: list[int]) -> None:
         """Keep the context and the ``accepted`` nodes in the caches of target and draft."""
         n = len(tree.context)
-        self.cache.keep(n, [n - 1 + node for node in accepted])
+        self.cache.keep(n, [n - 1 + node for node in accepted])  # node i is entry n - 1 + i
         self.drafter.keep(tree, accepted)
 
     def emit(

@@ -1,16 +1,17 @@
-"""S2D by definition: whole models over the whole text, for exits with layers.
+"""S2D by definition: whole models over the whole text.
 
-The definition that the fast code is compared with, step by step. It has no KV cache, no mask and no
+The fast code is compared with this definition, step by step. There is no KV cache, no mask and no
 batch, and a tree is a dictionary of its paths. ``python -m s2d.definition`` shows an example.
 
 The target takes the token with the largest p / e. Here p is its distribution, and e is random
 noise: a number for each token and position, from a seed alone. This is a draw from p (see
 ``sampling.Noise``). The draft, with the distribution q, knows e as well, and proposes the tokens
 with the largest q / √e, by which more are accepted than by q; that was measured, and not derived.
-For greedy decoding, e is 1 everywhere: the token with the largest p / e has the largest p.
+For greedy decoding, the caller gives a noise that is 1 everywhere.
 
-What the fast code does besides: it drafts nothing in its first step if the prompt has more than 256
-tokens (``mask.MAX_UNREAD``), and nothing beyond the positions of the draft model.
+The fast code differs in three ways: it drafts nothing in its first step if the prompt has more than
+256 tokens (``mask.MAX_UNREAD``), it drafts nothing beyond the positions of the draft model, and it
+has exit 0, which has no layers.
 """
 
 from collections.abc import Iterator
@@ -86,15 +87,17 @@ def propose(
             children = [token for token in scores.topk(count).indices.tolist() if q[token] > 0]
             proposed[path] = Proposed(children, exit_layer, confidence)
             for token in children:
-                longer[*path, token] = path_prob * (scores[token] / scores.sum()).item()
+                estimate = (scores[token] / scores.sum()).item()  # rough, and not derived
+                longer[*path, token] = path_prob * estimate
         nodes |= longer
         frontier = {path: prob for path, prob in longer.items() if prob >= options.stop}
         if isinstance(shape, GrowingShape):
             frontier = most_probable(frontier, shape.top_k)
     if isinstance(shape, GrowingShape):  # the least probable nodes are left out
         sent = most_probable(nodes, shape.size)
-        for path, (children, *about) in proposed.items():
-            proposed[path] = Proposed([x for x in children if (*path, x) in sent], *about)
+        for path, its in proposed.items():
+            children = [token for token in its.children if (*path, token) in sent]
+            proposed[path] = its._replace(children=children)
     return proposed
 
 

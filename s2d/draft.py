@@ -46,10 +46,11 @@ class LayerExit:
     it has missed, from the hidden states that the ``previous`` exit has kept.
 
     The entries of a cache are the context first, then the expanded nodes after the root. What an
-    exit has read is always a prefix of what the previous exit has read. An example: the context has
-    6 tokens, which are the entries 0 to 5, and three expanded nodes follow, the entries 6, 7 and 8.
-    Exit 2 has read all of them, exit 4 the first 7. Now the target accepts the nodes of the entries
-    6 and 8. Exit 2 keeps both. Exit 4 keeps entry 6, and reads the other node later, as context.
+    exit has read is always a prefix of what the previous exit has read. An example is the picture
+    in tree.py, after a context of 6 tokens: they are the entries 0 to 5, and the expanded nodes 1,
+    2, 3 and 5 are the entries 6 to 9. Exit 2 has read all ten entries, and exit 4 the first 7. Now
+    the target accepts the nodes 1 and 3. Exit 2 keeps their entries, 6 and 8. Exit 4 keeps entry 6,
+    and reads node 3 later, as context.
     """
 
     def __init__(

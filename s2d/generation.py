@@ -25,7 +25,8 @@ def generate(
     """Continue ``tokens`` by speculative decoding.
 
     The text is what ``target`` alone would write, up to rounding. With ``rule="rejection"`` it is a
-    draw from the same distribution. Only with several roots (mcsd/roots.py) it is neither.
+    draw from the same distribution. Only with several roots of the target it is neither
+    (``LongestPath`` in mcsd/roots.py).
 
     Args:
         target: the model whose text is written.

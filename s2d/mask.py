@@ -14,8 +14,8 @@ def add_nodes(ancestors: np.ndarray, parents: list[int]) -> np.ndarray:
     """The ancestor matrix of a tree that gets one more node below each of ``parents``.
 
     Row i says which nodes node i attends to: its ancestors and itself. The matrix grows with the
-    tree, level by level, and every pass uses a slice of it ("dynamic sliced mask", arXiv
-    2409.10644).
+    tree, level by level. The mask of every pass is made of a slice of it ("dynamic sliced mask",
+    arXiv 2409.10644).
 
         0 ─┬─ 1 ─┬─ 3 ─── 6        node  parent   attends to
            │     └─ 4                0     -1     0 . . . . . . .
@@ -65,15 +65,17 @@ def positions_and_mask(
     is_chain = ancestors[-1].all()  # the last node of a chain attends to all the others
     if is_chain and (read == 0 or end - read == 1):
         return None, None  # plain causal attention, or one row that attends to everything
-    # There is a row for each unread token of the context, then one for each unread node. At first,
-    # row i attends to the columns 0..read+i, which is right for the context.
+    # Row i is about entry read + i. It attends to the columns 0..read+i: that is right for the
+    # context.
     visible = np.tri(end - read, end, k=read, dtype=bool)
     positions = np.arange(read, end)
-    # The row of a node attends to the whole context, to the node's ancestors and to the node.
-    unread = ancestors[max(0, read - root) :]
-    visible[-len(unread) :, root:] = unread
+    # From the first unread node on, a row attends to the whole context, to the node's ancestors and
+    # to the node.
+    first = max(read, root)
+    unread = ancestors[first - root :]
+    visible[first - read :, root:] = unread
     # A node at depth d attends to d + 1 nodes.
-    positions[-len(unread) :] = root + unread.sum(axis=1) - 1
+    positions[first - read :] = root + unread.sum(axis=1) - 1
     mask = torch.zeros(visible.shape, dtype=dtype, device=device)
     mask.masked_fill_(to_device(~visible, device), -torch.inf)
     return to_device(positions, device), mask

@@ -21,7 +21,7 @@ Where each part of the method is from:
     trees of fixed widths       MCSD (arXiv 2401.06706)       method="mcsd", tree
     roots from the target       improved MCSD (2409.10644)    init="target"
     decision model              improved MCSD                 decision
-    mask built once, sliced     improved MCSD                 always
+    one mask, grown and sliced  improved MCSD                 always
     shared noise                ours, after 2408.07978        rule="noise", the default: one seed
                                                               gives one text, whatever drafts
     children by q / sqrt(e)     ours, measured                with rule="noise"

@@ -179,10 +179,12 @@ class TargetDraws(Sampled):
 class Rejection(Sampled):
     """Rejection sampling: a token x from q is accepted with probability min(1, p(x) / q(x)).
 
-    The text follows p under two conditions. First, each tested token was drawn from q. This breaks
-    if tokens are the argmax of q, or if they are sorted or left out once they are known. Second,
-    the exit is chosen before a token is drawn from its q, and every token that was drawn is sent. A
-    chain may end because its last token was improbable, but that token is sent as well.
+    The text follows p under three conditions:
+
+    1. Each tested token was drawn from q. It is not the argmax of q, for example.
+    2. The exit is chosen before a token is drawn from its q.
+    3. Every token that was drawn is sent. A chain may end because its last token was improbable,
+       but that token is sent as well.
 
     Everything is computed on the CPU, where ``draws`` come from.
     """

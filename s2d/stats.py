@@ -56,7 +56,7 @@ class Stats:
     exit_accepted: Counter[int] = field(default_factory=Counter)  # exit -> its accepted tokens
     draft_levels: int = 0  # levels of the trees, with those of which no node was sent
     draft_tokens: int = 0  # drafted nodes that were sent
-    accepted_tokens: int = 0  # drafted tokens that were emitted
+    accepted_tokens: int = 0  # drafted tokens that were emitted, so without bonus tokens
     depth_sent: Counter[int] = field(default_factory=Counter)  # depth -> trees with a node there
     depth_accepted: Counter[int] = field(default_factory=Counter)  # depth -> accepted nodes
     draft_seconds: float = 0.0

@@ -40,8 +40,8 @@ class Shape(Protocol):
 
     Attributes:
         depth: the number of levels below the root.
-        capacity: the room that a tree takes in a cache: besides the root, at most so many nodes are
-            expanded, and at most so many are sent.
+        capacity: the most nodes, besides the root, that a cache has to hold: the target's holds
+            those that are sent, and the draft's those that are expanded.
         sends_all: whether all proposed nodes are sent to the target, as ``Rejection`` needs.
     """
 
@@ -199,12 +199,8 @@ class Tree:
         self.ancestors = add_nodes(self.ancestors, self.parents[first:])
         self.q.update(zip(self.frontier, q))
         more = self.depth < self.max_depth
-        self.expand(self.shape.next_frontier(self) if more else [])
-
-    def expand(self, nodes: list[int]) -> None:
-        """Make ``nodes`` the frontier. The draft reads them next."""
-        self.frontier = nodes
-        self.expanded += nodes
+        self.frontier = self.shape.next_frontier(self) if more else []
+        self.expanded += self.frontier  # the draft reads them next
 
     def likely_leaves(self) -> list[int]:
         """The nodes of the last level whose paths are not less probable than ``stop``."""

@@ -65,7 +65,8 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed, monkeypatch):
             if level > 0:  # else what follows the context
                 previous = [i for i in range(size + 1) if parents[i] in tree.frontier]
                 chosen = rng.sample(previous, rng.randrange(len(previous) + 1))
-                tree.expand(chosen)
+                tree.frontier = chosen
+                tree.expanded += chosen
                 if not tree.frontier:
                     break
             exit = rng.choice(drafter.exits)
