@@ -5,20 +5,16 @@ nearly equal logits can swap their order. Such a tie is told from a bug by how f
 apart in a more precise model, and how far a pass may be from that.
 """
 
-from itertools import zip_longest
 from math import inf
 
 import torch
 
 from ..model import Llama
 from ..sampling import Noise
-from ..stats import Generation
-from .measure import Record
+from .measure import Turn
 from .tables import Comparison, by_method
 
 LIKELY = 10  # tokens by whose logits a plain pass is judged
-
-Difference = tuple[float, float]  # a gap between two logits, and the error that a pass may have
 
 
 def find_bugs(comparison: Comparison, target: Llama, precise: Llama) -> bool:
@@ -29,74 +25,53 @@ def find_bugs(comparison: Comparison, target: Llama, precise: Llama) -> bool:
     """
     rows = by_method(comparison.records)
     found = False
-    for method, own in rows.items():
-        made = own[0].turns[0].generation
-        if method == "ar" or made is None:  # transformers
+    for method, options in comparison.options.items():
+        draws_anew = options.rule != "noise" and options.temperature > 0
+        if method == "ar" or draws_anew or not rows[method][0].turns[0].generation.exact:
             continue
-        draws_anew = made.options.rule != "noise" and made.options.temperature > 0
-        if draws_anew or not made.exact:
-            continue
-        differences = [compare_turns(target, precise, *pair) for pair in zip(rows["ar"], own)]
-        line, lossless = explain(differences)
-        print(f"{comparison.title} {method}: {len(own)} answers compared: {line}", flush=True)
-        found = found or not lossless
-    print()
+        differences = []
+        for alone, own in zip(rows["ar"], rows[method]):
+            for turn, other in zip(alone.turns, own.turns):
+                if turn.tokens != other.tokens:
+                    differences.append(first_difference(target, precise, turn, other.tokens))
+                    break  # turns after it have another context
+        bugs = sum(gap > allowed for gap, allowed in differences)
+        line = "identical"
+        if bugs:
+            line = f"BUG: {bugs} of {len(differences)} differ by more than rounding explains"
+            found = True
+        elif differences:
+            gap = max(differences)[0]
+            line = f"{len(differences)} ties by rounding, largest gap {gap:.1e}"
+        print(f"{comparison.title} {method}: {len(rows[method])} answers compared: {line}")
+    print(flush=True)
     return found
-
-
-def compare_turns(target: Llama, precise: Llama, one: Record, other: Record) -> Difference | None:
-    """The first difference of two records; turns after it have another context."""
-    for turn, others in zip(one.turns, other.turns):
-        found = first_difference(target, precise, turn.prompt, turn.generation, others.tokens)
-        if found is not None:
-            return found
-    return None
 
 
 @torch.inference_mode()
 def first_difference(
-    target: Llama,
-    precise: Llama,
-    prompt: list[int],
-    own: Generation,
-    other: list[int],
-    error: float = 0.0,
-) -> Difference | None:
-    """(gap, error) where the text of ``own`` and the tokens ``other`` first differ, or None.
+    target: Llama, precise: Llama, alone: Turn, other: list[int]
+) -> tuple[float, float]:
+    """Where the text of the target ``alone`` and the tokens ``other`` first differ: (gap, allowed).
 
     The gap is between the two tokens' logits in the ``precise`` model, with the noise above T = 0.
-    The error is the largest of the target's plain pass at a likely token, or ``error`` if that is
-    larger: the logits of another program's pass are known to be so far off.
+    Two passes can move the tokens towards each other by twice the error of a pass. The error is the
+    largest of the target's plain pass at a likely token.
     """
-    for position, pair in enumerate(zip_longest(own.tokens, other)):
-        if None in pair:
-            return inf, error  # one answer has ended
-        if pair[0] != pair[1]:
-            context = prompt + own.tokens[:position]
-            tokens = torch.tensor([context], device=target.device)
-            exact = precise(tokens)[0, -1].cpu().double()  # (V,)
-            plain = target(tokens)[0, -1].cpu()
-            likely = exact.topk(LIKELY).indices
-            error = max(error, (plain - exact)[likely].abs().max().item())
-            # p / e is largest where logits - T log e are.
-            noise = Noise(own.options.seed, len(exact), "cpu", exact.dtype)
-            drawn = noise.at([len(context)])[0]  # (V,)
-            decided = exact - own.options.temperature * drawn.log()
-            return decided[list(pair)].diff().abs().item(), error
-    return None
-
-
-def explain(found: list[Difference | None]) -> tuple[str, bool]:
-    """(one line, whether the method is lossless) from what ``first_difference`` found.
-
-    A tie is two tokens no farther apart than two passes can move them, each by the plain one's
-    error.
-    """
-    differences = [each for each in found if each is not None]
-    bugs = sum(gap > 2 * error for gap, error in differences)
-    if bugs:
-        return f"BUG: {bugs} of {len(differences)} differ by more than rounding explains", False
-    if differences:
-        gap = max(differences)[0]
-        return f"{len(differences)} ties by rounding, largest gap {gap:.1e}", True
-    return "identical", True
+    pairs = list(zip(alone.tokens, other))
+    position = next((i for i, (one, two) in enumerate(pairs) if one != two), None)
+    if position is None:
+        return inf, 0.0  # one of the two has ended
+    context = alone.prompt + alone.tokens[:position]
+    tokens = torch.tensor([context], device=target.device)
+    exact = precise(tokens)[0, -1].cpu().double()  # (V,)
+    plain = target(tokens)[0, -1].cpu()
+    likely = exact.topk(LIKELY).indices
+    error = (plain - exact)[likely].abs().max().item()
+    # p / e is largest where logits - T log e are.
+    options = alone.generation.options
+    noise = Noise(options.seed, len(exact), "cpu", exact.dtype)
+    drawn = noise.at([len(context)])[0]  # (V,)
+    decided = exact - options.temperature * drawn.log()
+    gap = decided[list(pairs[position])].diff().abs().item()
+    return gap, 2 * error

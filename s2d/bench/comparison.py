@@ -1,51 +1,29 @@
-"""Methods next to each other: by their names, or from Python by ``compare``."""
+"""Methods next to each other: of loaded pairs, or from Python by ``compare``."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from ..checkpoint import load_model
-from ..checkpoint.pair import Choice, Pair, choose_pair, load_chosen
+from ..checkpoint.pair import Pair
 from ..generation import generate
 from ..model import Llama
-from ..options import Options
 from ..stats import Generation
-from .measure import Question, Run, Turn, ask_turns, measure, run_ours, time_run
-from .methods import Method
+from .measure import Question, Run, Turn, ask_turns, measure, time_run
 from .tables import Comparison
 
-
-def choose_methods(folder: Path, methods: dict[str, Method]) -> dict[str, Choice]:
-    """What ``methods`` need for the target in a ``folder``, before anything is loaded.
-
-    Raises ValueError or FileNotFoundError for what cannot be run.
-    """
-    choices = {}
-    for name, method in methods.items():
-        choices[name] = choose_pair(folder, method.draft, Options(**method.options))
-    return choices
+OptionsOrFunction = dict[str, Any] | Callable[[], dict[str, Any]]
 
 
-def load_methods(choices: dict[str, Choice], device: str, dtype: str) -> dict[str, Pair]:
-    """Load what is chosen for methods on one target, each model once.
+def make_run(target: Llama, draft: Llama | None, own: OptionsOrFunction, **common: Any) -> Run:
+    """Answers by ``generate``, with the ``common`` options and those of its ``own``."""
 
-    A draft is loaded up to the last exit that any of the methods uses.
-    """
-    layers_of: dict[Path, int] = {}
-    for choice in choices.values():
-        draft = choice.found.draft
-        if draft is not None:
-            layers_of[draft] = max(choice.options.exits[-1], layers_of.get(draft, 0))
-    load_once = cache(load_model)
+    def run(prompt: list[int], seed: int) -> tuple[list[int], Generation]:
+        options = own() if callable(own) else own
+        made = generate(target, prompt, draft, **common | options | {"seed": seed})
+        return made.tokens, made
 
-    def load(folder: Path, device: str, dtype: Any, layers: int | None = None) -> Llama:
-        if layers is not None:
-            layers = layers_of[folder]
-        return load_once(folder, device, dtype, layers=layers)
-
-    return {name: load_chosen(choice, device, dtype, load) for name, choice in choices.items()}
+    return run
 
 
 def compare_methods(
@@ -53,28 +31,30 @@ def compare_methods(
     pairs: dict[str, Pair],
     questions: Sequence[Question],
     args: Namespace,
-    peers: dict[str, Run],
+    peers: dict[str, Callable[..., Any]],
 ) -> Iterator[Comparison]:
     """Yield a Comparison for each temperature, on a target called ``name``.
 
     ``pairs`` are of the methods, among them "ar"; ``peers`` are decoders of other programs.
     """
     alone = pairs["ar"]
-    runs = {method: partial(run_ours, pair=pair) for method, pair in pairs.items()}
-    runs |= peers
     ask = partial(ask_turns, alone.tokenizer, alone.target.config.max_position_embeddings)
     for temperature in dict.fromkeys(args.temperature):
         title = f"{name} T={temperature:g}"
-        options = {"temperature": temperature, "max_new_tokens": args.max_new_tokens}
-        ready = {method: partial(run, **options) for method, run in runs.items()}
-        yield Comparison(title, measure(ready, questions, args.rounds, title, ask))
+        common = {"temperature": temperature, "max_new_tokens": args.max_new_tokens}
+        runs = {}
+        for method, pair in pairs.items():
+            runs[method] = make_run(pair.target, pair.draft, vars(pair.options) | common)
+        for peer, run in peers.items():
+            runs[peer] = partial(run, **common)
+        yield Comparison(title, measure(runs, questions, args.rounds, title, ask))
 
 
 def compare(
     target: Llama,
     draft: Llama | None,
     prompts: Sequence[list[int]],
-    methods: dict[str, dict[str, Any] | Callable[[], dict[str, Any]]],
+    methods: dict[str, OptionsOrFunction],
     rounds: int = 3,
     **common: Any,
 ) -> Comparison:
@@ -91,19 +71,12 @@ def compare(
     Raises ValueError for options that cannot be run.
     """
 
-    def make_run(own: dict[str, Any] | Callable[[], dict[str, Any]]) -> Run:
-        def run(prompt: list[int], seed: int) -> tuple[list[int], Generation]:
-            options = own() if callable(own) else own
-            made = generate(target, prompt, draft, **common | options | {"seed": seed})
-            return made.tokens, made
-
-        return run
-
     def ask(run: Run, question: Question, seed: int) -> list[Turn]:
         return [time_run(run, question["prompt"], seed)]
 
-    runs = {"ar": make_run({"method": "ar"})}
-    runs |= {name: make_run(own) for name, own in methods.items()}
+    runs = {}
+    for name, own in {"ar": {"method": "ar"}, **methods}.items():
+        runs[name] = make_run(target, draft, own, **common)
     questions = []
     for number, prompt in enumerate(prompts):
         questions.append({"question_id": number, "group": "", "prompt": list(prompt)})

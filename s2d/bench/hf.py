@@ -6,20 +6,19 @@ code is 1 if one is not as it should be.
 """
 
 from argparse import Namespace
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ..checkpoint import load_model
 from ..checkpoint.chat import as_dialogue
-from ..checkpoint.pair import Pair, choose_pair, load_chosen
-from ..generation import generate
-from ..options import Options
-from .check import explain, first_difference
-from .methods import default_methods, parse_method
-from .peers import as_transformers, keep_float64, run_peer
+from ..checkpoint.names import find_target
+from ..checkpoint.notices import tell
+from ..checkpoint.pair import Pair
+from ..model import Llama
+from .comparison import make_run
+from .methods import choose_methods, default_methods, load_methods
+from .peers import as_transformers, run_peer
 
 TEXTS = (
     "Hello world",
@@ -30,56 +29,75 @@ DIALOGUES = (["Hi"], ["Where is Nora?", "In the north.", "Why?"], ["a\n\nb", "c"
 # How far logits may be apart, as a share of the largest: more than any order of sums rounds.
 ALLOWED = 1e-9
 
-Line = tuple[str, str, bool | None]  # what is compared, what was found, whether it is right
-WORDS = {True: ": ok", False: ": FAULT", None: ""}
-
 
 def compare_with_transformers(args: Namespace) -> int:
     """Print a line for each comparison; 1 if one found a fault, else 0."""
-    choice = choose_pair(args.target, args.draft, Options(exits=args.exits))
-    has_template = choice.tokenizer.chat_format.is_template  # a damaged one is refused
-    pair = load_chosen(choice, args.device, "float64", partial(load_model, quick=False))
-    peer = load_peer(pair)
-    ids = compare_tokenizers(pair, has_template)
-    code = 0
-    for what, found, right in (*ids, *compare_models(pair, peer, args)):
-        print(f"{what:24}{found}{WORDS[right]}", flush=True)
-        if right is False:
-            code = 1
-    return code
+    folder = find_target(args.target)
+    methods = {name: name for name in default_methods(folder, args.draft, args.exits)}
+    choices = choose_methods(folder, methods, args.draft)
+    has_template = choices["ar"].tokenizer.chat_format.is_template  # a damaged one is refused
+    pairs = load_methods(choices, args.device, "float64", quick=False)
+    alone = pairs["ar"]
+    try:
+        peer = as_transformers(alone.target, folder)
+    except Exception as error:  # whatever it does not like about the folder
+        raise ValueError(f"transformers does not read {folder}: {error}") from None
+    rights = compare_tokenizers(alone, has_template)
+    size = alone.target.config.max_position_embeddings
+    prompts = [alone.tokenizer.encode(text)[: max(1, size // 2)] for text in TEXTS]
+    rights.append(compare_logits(alone.target, peer, prompts))
+    options = {"max_new_tokens": args.max_new_tokens}
+    expected = [run_peer(prompt, 0, peer, **options)[0] for prompt in prompts]
+    for name, pair in pairs.items():
+        run = make_run(pair.target, pair.draft, vars(pair.options) | options)
+        texts = [run(prompt, 0)[0] for prompt in prompts]
+        # In float64 no two likely tokens are so close that rounding decides.
+        rights.append(show(name, f"greedy text of {len(prompts)} prompts", texts == expected))
+    return 0 if all(rights) else 1
 
 
-def compare_tokenizers(pair: Pair, has_template: bool) -> Iterator[Line]:
-    """Ids of texts and of dialogues."""
+def show(what: str, found: str, right: bool) -> bool:
+    """Print the line of a comparison; return whether it is ``right``."""
+    print(f"{what:24}{found}: {'ok' if right else 'FAULT'}", flush=True)
+    return right
+
+
+def compare_tokenizers(pair: Pair, has_template: bool) -> list[bool]:
+    """Ids of texts and of dialogues: whether each is right."""
     from transformers import AutoTokenizer  # which only this needs
 
-    tokenizer = pair.tokenizer
     theirs = AutoTokenizer.from_pretrained(pair.folder)
-    if (pair.folder / "tokenizer_config.json").is_file():
-        wrong = [x for x in TEXTS if tokenizer.encode(x) != theirs(x).input_ids]
-        yield "tokenizer", f"ids of {len(TEXTS)} texts{say_which(wrong)}", not wrong
-    else:  # transformers then guesses, and adds neither BOS nor the space before a text
-        yield "tokenizer", "not compared, no tokenizer_config.json", None
-    if has_template:
+
+    def encode(text: str) -> list[int]:
+        return theirs(text).input_ids
+
+    def encode_chat(texts: list[str]) -> list[int]:
         options = {"add_generation_prompt": True, "return_dict": False}
-        template = partial(theirs.apply_chat_template, **options)
-        ours = tokenizer.encode_chat
-        wrong = [x for x in DIALOGUES if ours(x) != template(as_dialogue(x))]
-        yield "chat template", f"ids of {len(DIALOGUES)} dialogues{say_which(wrong)}", not wrong
-    else:
-        yield "chat template", "not compared, there is none", None
+        return theirs.apply_chat_template(as_dialogue(texts), **options)
+
+    rights = []
+    if (pair.folder / "tokenizer_config.json").is_file():
+        rights.append(compare_ids("tokenizer", TEXTS, pair.tokenizer.encode, encode))
+    else:  # transformers then guesses, and adds neither BOS nor the space before a text
+        tell("the tokenizer is not compared, as there is no tokenizer_config.json")
+    if has_template:
+        ours = pair.tokenizer.encode_chat
+        rights.append(compare_ids("chat template", DIALOGUES, ours, encode_chat))
+    return rights
 
 
-def say_which(wrong: list[Any]) -> str:
-    return f", but {wrong[0]!r} differs" if wrong else " equal"
+def compare_ids(
+    what: str, texts: Sequence[Any], ours: Callable[..., list], theirs: Callable[..., list]
+) -> bool:
+    wrong = [text for text in texts if ours(text) != theirs(text)]
+    found = f"ids of {len(texts)} texts"
+    if wrong:
+        found += f", but not of {wrong[0]!r}"
+    return show(what, found, not wrong)
 
 
 @torch.inference_mode()
-def compare_models(pair: Pair, peer: Any, args: Namespace) -> Iterator[Line]:
-    """Logits, and greedy text by every method."""
-    target = pair.target
-    size = target.config.max_position_embeddings
-    prompts = [pair.tokenizer.encode(text)[: max(1, size // 2)] for text in TEXTS]
+def compare_logits(target: Llama, peer: Any, prompts: list[list[int]]) -> bool:
     difference = 0.0
     scale = 0.0
     for prompt in prompts:
@@ -88,27 +106,5 @@ def compare_models(pair: Pair, peer: Any, args: Namespace) -> Iterator[Line]:
         apart = ours - peer(tokens).logits[0]
         difference = max(difference, apart.abs().max().item())
         scale = max(scale, ours.abs().max().item())
-    allowed = ALLOWED * scale
     found = f"float64, up to {scale:.1f}, {difference:.1e} apart"
-    yield "logits", found, difference <= allowed
-    options = {"max_new_tokens": args.max_new_tokens}
-    expected = [run_peer(prompt, 0, peer, **options)[0] for prompt in prompts]
-    for name in ["ar", *default_methods(pair.found.draft, args.exits)]:
-        how = parse_method(name, pair.found.draft).options | options
-        differences = []
-        for prompt, tokens in zip(prompts, expected):
-            made = generate(target, prompt, pair.draft, **how)
-            differences.append(first_difference(target, target, prompt, made, tokens, allowed))
-        line, lossless = explain(differences)
-        yield name, f"greedy text of {len(prompts)} prompts, {line}", lossless
-
-
-def load_peer(pair: Pair) -> Any:
-    """transformers' model in the place of the target of a ``pair``, with the target's weights."""
-    try:
-        peer = as_transformers(pair.target, pair.folder)
-    except Exception as error:  # whatever it does not like about the folder
-        raise ValueError(f"transformers does not read {pair.folder}: {error}") from None
-    peer.generation_config.eos_token_id = list(pair.target.config.eos_token_ids) or None
-    keep_float64(peer)
-    return peer
+    return show("logits", found, difference <= ALLOWED * scale)

@@ -3,14 +3,11 @@
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
 from ..checkpoint.notices import progress
-from ..checkpoint.pair import Pair
 from ..checkpoint.tokenizer import Tokenizer
-from ..generation import generate
 from ..stats import Generation
 
 # question_id, category, group, and turns: a list of texts; in ``compare`` the ids of a prompt.
@@ -33,19 +30,6 @@ class Record(NamedTuple):
     method: str
     question: Question
     turns: list[Turn]
-
-    @property
-    def texts(self) -> list[list[int]]:
-        return [turn.tokens for turn in self.turns]
-
-
-def run_ours(
-    prompt: list[int], seed: int, pair: Pair, **options: Any
-) -> tuple[list[int], Generation]:
-    """The answer of a ``pair``, whose own options are changed by ``options``."""
-    options = vars(replace(pair.options, seed=seed, **options))
-    made = generate(pair.target, prompt, pair.draft, **options)
-    return made.tokens, made
 
 
 def time_run(run: Run, prompt: list[int], seed: int) -> Turn:

@@ -1,44 +1,43 @@
-"""What a method's name stands for, such as ``s2d:draft_length=8:stop=0.4``.
+"""What methods' names stand for, such as ``s2d:draft_length=8:stop=0.4``, and loading them.
 
-It is a method of run.py and, after colons, options of run.py that say what drafts and how
+A name is a method of run.py and, after colons, options of run.py that say what drafts and how
 (s2d/cli/README.md).
 """
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint import load_model
 from ..checkpoint.config import read_config
+from ..checkpoint.names import find_draft
+from ..checkpoint.pair import Choice, Pair, choose_pair, load_chosen
 from ..cli.program import Parser, add_drafting_options
-from ..options import default_drafting
+from ..model import Llama
+from ..options import Options, default_drafting
 
 
-@dataclass(frozen=True)
-class Method:
-    options: dict[str, Any]  # of ``Options``
-    draft: Path | None  # the draft model; None: the one next to the target, or none
+def default_methods(
+    folder: Path, draft: Path | None, exits: Sequence[int] | None = None
+) -> list[str]:
+    """Every method for the target in a ``folder``, and ``sd`` from each exit of a draft alone.
 
-
-def default_methods(draft: Path | None, exits: Sequence[int] | None = None) -> list[str]:
-    """Every method, and ``sd`` from each exit of a draft alone; exit 0 if there is no draft.
-
-    ``exits`` take the place of the draft's own.
+    ``exits`` take the place of the draft's own. Without a draft, it is exit 0.
     """
-    if draft is None:
+    found = find_draft(folder, draft, exits).draft
+    if found is None:
         return ["s2d-tree:exits=0"]
-    together = ""
-    if exits is None:
-        exits = default_drafting(read_config(draft)).exits
-    else:
-        together = f":exits={','.join(map(str, exits))}"
+    exits = exits or default_drafting(read_config(found)).exits
     single = [f"sd:exits={each}" for each in exits]
-    return [*single, f"mcsd:exits={exits[-1]}", f"s2d{together}", f"s2d-tree{together}"]
+    together = ",".join(map(str, exits))
+    names = f"mcsd:exits={exits[-1]}", f"s2d:exits={together}", f"s2d-tree:exits={together}"
+    return [*single, *names]
 
 
-def parse_method(text: str, draft: Path | None) -> Method:
-    """The Method called ``text``, by default with a ``draft``.
+def parse_method(text: str) -> dict[str, Any]:
+    """The options that a method's name stands for, ``draft`` among them if it has one.
 
     What is no such name ends the program, as other mistakes on the command line do.
     """
@@ -49,8 +48,43 @@ def parse_method(text: str, draft: Path | None) -> Method:
     for setting in settings:
         key, equals, value = setting.partition("=")
         words.append(f"--{key.replace('_', '-')}{equals}{value}")
-    options = vars(parser.parse_args(words))
-    draft = options.pop("draft", draft)
-    if name == "ar" or options.get("exits") == (0,):
-        draft = None
-    return Method(options, draft)
+    return vars(parser.parse_args(words))
+
+
+def choose_methods(
+    folder: Path, methods: dict[str, str], draft: Path | None = None
+) -> dict[str, Choice]:
+    """What ``methods``, {label: name}, need for the target in a ``folder``; and "ar", it alone.
+
+    ``draft`` is the model that drafts where a name has none. Nothing is loaded yet. Raises
+    ValueError or FileNotFoundError for what cannot be run.
+    """
+    choices = {}
+    for label, name in {"ar": "ar", **methods}.items():
+        options = parse_method(name)
+        own = options.pop("draft", draft)
+        choices[label] = choose_pair(folder, own, Options(**options))
+    return choices
+
+
+def load_methods(
+    choices: dict[str, Choice], device: str, dtype: str, quick: bool = True
+) -> dict[str, Pair]:
+    """Load what is chosen for methods on one target, each model once.
+
+    A draft is loaded up to the last exit that any of the methods uses. ``quick``: see
+    ``load_model``.
+    """
+    layers_of: dict[Path, int] = {}
+    for choice in choices.values():
+        draft = choice.found.draft
+        if draft is not None:
+            layers_of[draft] = max(choice.options.exits[-1], layers_of.get(draft, 0))
+    load_once = cache(load_model)
+
+    def load(folder: Path, device: str, dtype: Any, layers: int | None = None) -> Llama:
+        if layers is not None:
+            layers = layers_of[folder]
+        return load_once(folder, device, dtype, quick=quick, layers=layers)
+
+    return {name: load_chosen(choice, device, dtype, load) for name, choice in choices.items()}

@@ -8,15 +8,15 @@ from argparse import Namespace
 from dataclasses import dataclass
 
 from ..checkpoint.names import WEIGHTS
-from ..checkpoint.pair import Choice
-from .comparison import choose_methods, compare_methods, load_methods
-from .methods import parse_method
+from .comparison import compare_methods
+from .methods import choose_methods, load_methods
 from .specbench import corpus_questions
-from .tables import FORMATS, Result, render, table, with_means
+from .tables import Column, mean_column, table
 
 # Two figures differ if one is so many times as large: speeds differ by up to 10 % from run to run,
-# tokens per step by up to 5 % from one training of a draft to the next.
-MARGINS = {"speedup": 1.1, "mat": 1.05, "accepted": 1.05, "same text": 1.05}
+# and other measures by up to 5 % from one training of a draft to the next.
+SPEED_MARGIN = 1.1
+MARGIN = 1.05
 SIZES = "7b", "13b", "70b"
 
 
@@ -44,31 +44,11 @@ THRESHOLDS = "0.25,0.25,0", "0.5,0.5,0", "0.75,0.7,0", "0.9,0.9,0"
 STATS = "decision=drafts/decision-stats-{size}.safetensors"
 HIDDEN = "decision=drafts/decision-hidden-{size}.safetensors"
 
-EXPERIMENTS = {
+SHIPPED = {
     "targets": Experiment(
         "One draft for three targets, and each of its exits (S2D)",
         ["speedup: s2d > ar", "speedup: s2d > exit 2 | exit 3 | exit 4"],
         {"s2d": S2D, **SINGLE},
-    ),
-    "ordinary": Experiment(
-        "A sorted draft, an ordinary one's early exits, a draft for each target (S2D)",
-        ["speedup: sorted > exit 2 | exit 3", "speedup: sorted > exit 4"],
-        {
-            "sorted": f"{S2D}:draft=drafts/sorted",
-            **{name: f"{row}:draft=drafts/alone-4" for name, row in SINGLE.items()},
-            "one for each target": f"{S2D}:draft=drafts/of-{{size}}",
-        },
-    ),
-    "sorted": Experiment(
-        "Exits trained together, and each alone (S2D)",
-        [f"mat: exit {e} >= exit {e}, alone" for e in (2, 3, 4)],
-        {
-            **{name: f"{row}:draft=drafts/sorted" for name, row in SINGLE.items()},
-            **{
-                f"{name}, alone": f"{row}:draft=drafts/alone-{name[-1]}"
-                for name, row in SINGLE.items()
-            },
-        },
     ),
     "thresholds": Experiment(
         "Thresholds (S2D)",
@@ -81,15 +61,51 @@ EXPERIMENTS = {
         # The children of growing trees are not drawn: no rejection sampling.
         {"s2d": S2D, "tree": f"s2d-tree:{THREE}", "large tree": f"s2d-tree:tree=10x4x60:{THREE}"},
     ),
+    "configs": Experiment(
+        "Trees of fixed shape (MCSD)",
+        ["speedup: 2,4,3,1,1 > 1,1,1,1,1 | 4,1,1,1,1 | 4,2,2,1"],
+        {each: f"mcsd:exits=4:tree={each}:rejection" for each in CONFIGS},
+    ),
+    "roots": Experiment(
+        "Roots from the target (MCSD)",
+        ["accepted: as published > drafted", "speedup: as published > drafted"],
+        {
+            "drafted": f"{SHORT_FORK}:rejection",
+            "as published": f"{SHORT_FORK}:init=target:rejection",
+            "coupled": f"{SHORT_FORK}:init=target",
+        },
+    ),
+}
+NEED_TRAINING = {
+    "ordinary": Experiment(
+        "A sorted draft, an ordinary one's early exits, a draft for each target (S2D)",
+        ["speedup: sorted > exit 2 | exit 3", "speedup: sorted > exit 4"],
+        {
+            "sorted": f"{S2D}:draft=drafts/sorted",
+            "exit 2": f"{SINGLE['exit 2']}:draft=drafts/alone-4",
+            "exit 3": f"{SINGLE['exit 3']}:draft=drafts/alone-4",
+            "exit 4": f"{SINGLE['exit 4']}:draft=drafts/alone-4",
+            "one for each target": f"{S2D}:draft=drafts/of-{{size}}",
+        },
+    ),
+    "sorted": Experiment(
+        "Exits trained together, and each alone (S2D)",
+        [f"mat: {name} >= {name}, alone" for name in SINGLE],
+        {
+            "exit 2": f"{SINGLE['exit 2']}:draft=drafts/sorted",
+            "exit 3": f"{SINGLE['exit 3']}:draft=drafts/sorted",
+            "exit 4": f"{SINGLE['exit 4']}:draft=drafts/sorted",
+            "exit 2, alone": f"{SINGLE['exit 2']}:draft=drafts/alone-2",
+            "exit 3, alone": f"{SINGLE['exit 3']}:draft=drafts/alone-3",
+            "exit 4, alone": f"{SINGLE['exit 4']}:draft=drafts/alone-4",
+        },
+    ),
     "alignment": Experiment(
         "Aligning the draft's features with the target's (S2D), and distillation (2310.08461)",
-        ["mat: weight 1 > SoFT"],
+        ["mat: aligned > SoFT"],
         {
             "SoFT": f"{S2D}:draft=drafts/sorted",
-            **{
-                f"weight {each}": f"{S2D}:draft=drafts/aligned-{each}"
-                for each in ("0.1", "1", "10")
-            },
+            "aligned": f"{S2D}:draft=drafts/aligned",
             "distilled": f"{S2D}:draft=drafts/distilled",
         },
     ),
@@ -102,100 +118,68 @@ EXPERIMENTS = {
             "without SoFT": f"{S2D}:draft={WEIGHTS / 'mini-7b'}",
         },
     ),
-    "configs": Experiment(
-        "Trees of fixed shape (MCSD)",
-        ["speedup: 2,4,3,1,1 > 1,1,1,1,1 | 4,1,1,1,1 | 4,2,2,1"],
-        {each: f"mcsd:exits=4:tree={each}:rejection" for each in CONFIGS},
-    ),
-    "roots": Experiment(
-        "Roots from the target (MCSD)",
-        [
-            "accepted: as published > drafted",
-            "speedup: as published > drafted",
-            "same text: coupled > as published",
-        ],
-        {
-            "drafted": f"{SHORT_FORK}:rejection",
-            "as published": f"{SHORT_FORK}:init=target:rejection",
-            "coupled": f"{SHORT_FORK}:init=target",
-        },
-    ),
     "decisions": Experiment(
         "Decision models, by both sets of features (MCSD)",
         ["speedup: fork, stats | fork, hidden > fork", "speedup: s2d, stats | s2d, hidden > s2d"],
         {
             "fork": FORK,
-            "fork, stop 0.6": f"{FORK}:stop=0.6",
             "fork, stats": f"{FORK}:{STATS}",
             "fork, hidden": f"{FORK}:{HIDDEN}",
             "s2d": S2D,
-            "s2d, stop 0": f"{S2D}:stop=0",
             "s2d, stats": f"{S2D}:{STATS}",
             "s2d, hidden": f"{S2D}:{HIDDEN}",
         },
     ),
 }
+EXPERIMENTS = SHIPPED | NEED_TRAINING
 
 
 def run_experiments(args: Namespace) -> None:
     """Measure and print each experiment; by default those whose drafts are shipped."""
-    names = args.only or [name for name in EXPERIMENTS if not needs_training(name)]
+    names = args.only or list(SHIPPED)
     questions = corpus_questions(args.limit, turns=1)
     chosen = {}
     for name in names:
         for size in SIZES:
-            chosen[name, size] = choose_rows(name, size)
+            rows = EXPERIMENTS[name].rows.items()
+            methods = {label: row.format(size=size) for label, row in rows}
+            folder = WEIGHTS / f"mini-{size}"
+            chosen[name, size] = choose_methods(folder, methods, WEIGHTS / "mini-draft")
     for name in names:
-        result: Result = {}
+        columns: dict[str, Column] = {}
         for size in SIZES:
             pairs = load_methods(chosen[name, size], args.device, args.dtype)
             for comparison in compare_methods(size, pairs, questions, args, peers={}):
-                result[comparison.title] = comparison.by_group["overall"]
-        print(describe(name, with_means(result)), flush=True)
+                columns[comparison.title] = comparison.by_group["overall"]
+        print(describe(EXPERIMENTS[name], columns), flush=True)
 
 
-def needs_training(name: str) -> bool:
-    """Whether an experiment compares drafts, or decision models, that have to be trained."""
-    return any("=drafts/" in row for row in EXPERIMENTS[name].rows.values())
-
-
-def choose_rows(name: str, size: str) -> dict[str, Choice]:
-    """The rows of an experiment on the target of a ``size``."""
-    methods = {"ar": parse_method("ar", None)}
-    for label, row in EXPERIMENTS[name].rows.items():
-        methods[label] = parse_method(row.format(size=size), WEIGHTS / "mini-draft")
-    return choose_methods(WEIGHTS / f"mini-{size}", methods)
-
-
-def describe(name: str, result: Result) -> str:
+def describe(experiment: Experiment, columns: dict[str, Column]) -> str:
     """An experiment: its title, whether its claims hold, and the table."""
-    experiment = EXPERIMENTS[name]
-    text = [f"### {experiment.title} (`{name}`)"]
-    text += [f"- {decide(claim, result)}" for claim in experiment.claims]
-    named = [claim.partition(":")[0] for claim in experiment.claims]
-    measures = list(dict.fromkeys(["speedup", "mat", *named]))
-    lines = table(result, measures)
-    lines[0][0] = " / ".join(measures)
-    return "\n".join([*text, "", render(lines), ""])
+    means = mean_column(list(columns.values()))
+    lines = [f"### {experiment.title}"]
+    lines += [f"- {decide(claim, means)}" for claim in experiment.claims]
+    measures = "speedup", "mat", "accepted"
+    lines += ["", table(" / ".join(measures), columns | {"mean": means}, measures)]
+    return "\n".join(lines)
 
 
-def decide(claim: str, result: Result) -> str:
-    """Whether a claim holds, by the means over all columns.
+def decide(claim: str, means: Column) -> str:
+    """Whether a claim holds.
 
-    It does if they differ as it says, and does not if they differ the other way round; otherwise
-    it is undecided, or holds if it is one of >=.
+    It does if the figures differ as it says, and does not if they differ the other way round;
+    otherwise it is undecided, or holds if it is one of >=.
     """
     measure, _, compared = claim.partition(": ")
     sign = ">=" if ">=" in compared else ">"
     best = []
     for side in compared.split(f" {sign} "):
-        best.append(max(side.split(" | "), key=lambda row: result["mean"][row][measure]))
-    one, other = (result["mean"][row][measure] for row in best)
-    margin = MARGINS[measure]
+        best.append(max(side.split(" | "), key=lambda row: means[row][measure]))
+    one, other = (means[row][measure] for row in best)
+    margin = SPEED_MARGIN if measure == "speedup" else MARGIN
     word = "Holds" if sign == ">=" else "Undecided"
     if one > margin * other:
         word = "Holds"
     elif other > margin * one:
         word = "Does not hold"
-    shown = [f"{row} {value:{FORMATS[measure]}}" for row, value in zip(best, (one, other))]
-    return f"{word} here: {claim} ({', '.join(shown)})"
+    return f"{word} here: {claim} ({best[0]} {one:.2f}, {best[1]} {other:.2f})"

@@ -11,13 +11,11 @@ from torch.utils.benchmark import Timer
 
 from ..checkpoint import placement
 from ..checkpoint.names import find_target
-from ..checkpoint.pair import choose_pair
 from ..model import Llama
-from ..options import Options
-from .comparison import choose_methods, compare_methods, load_methods
-from .methods import default_methods, parse_method
+from .comparison import compare_methods
+from .methods import choose_methods, default_methods, load_methods
 from .specbench import corpus_questions
-from .tables import render, table
+from .tables import Column, table
 
 ROWS = 1, 2, 4, 8, 16, 64  # of the passes that are timed
 CONTEXT = 200  # cached positions that they attend to
@@ -27,21 +25,29 @@ SECONDS = 0.2  # that one of them is timed
 def measure_costs(args: Namespace) -> None:
     """Print what passes cost, and what methods need and have."""
     folder = find_target(args.target)
-    choice = choose_pair(folder, args.draft, Options(exits=args.exits))
-    names = ["ar", *default_methods(choice.found.draft, choice.options.exits)]
-    methods = {name: parse_method(name, args.draft) for name in names}
-    pairs = load_methods(choose_methods(folder, methods), args.device, args.dtype)
+    names = default_methods(folder, args.draft, args.exits)
+    choices = choose_methods(folder, {name: name for name in names}, args.draft)
+    pairs = load_methods(choices, args.device, args.dtype)
     target = pairs["ar"].target
     print(f"{folder.name} on {placement(target)}\n")
-    costs = {"target": time_passes(target, target.config.num_hidden_layers)}
-    for each in filter(None, choice.options.exits):  # exit 0 has no layers
-        costs[f"exit {each}"] = time_passes(pairs[names[-1]].draft, each)
-    print(render(table_of_costs(costs)), flush=True)
+    together = pairs[names[-1]]  # all exits
+    seconds = {"target": time_passes(target, target.config.num_hidden_layers)}
+    for each in filter(None, together.options.exits):  # exit 0 has no layers
+        seconds[f"exit {each}"] = time_passes(together.draft, each)
+    one = seconds["target"][1]
+    columns: dict[str, Column] = {}
+    for rows in ROWS:
+        columns[str(rows)] = {}
+        for name in seconds:
+            cell = {"ms": 1000 * seconds[name][rows], "ratio": seconds[name][rows] / one}
+            columns[str(rows)][name] = cell
+    legend = "passes by number of rows: ms / times one row of the target"
+    print(table(legend, columns, ("ms", "ratio")), flush=True)
     questions = corpus_questions(args.limit, turns=1)
     for comparison in compare_methods(folder.name, pairs, questions, args, peers={}):
-        cells = comparison.by_group["overall"]
-        lines = table({"needs / has / speedup": cells}, ("needs", "mat", "speedup"))
-        print(f"\n{comparison.title}: tokens per step\n\n{render(lines)}", flush=True)
+        legend = f"{comparison.title}: tokens per step"
+        columns = {"needs / has / speedup": comparison.by_group["overall"]}
+        print(table(legend, columns, ("needs", "mat", "speedup")), flush=True)
 
 
 @torch.inference_mode()
@@ -64,13 +70,3 @@ def time_passes(model: Llama, layers: int) -> dict[int, float]:
         timer = Timer("run(rows)", globals=locals(), num_threads=torch.get_num_threads())
         seconds[rows] = timer.blocked_autorange(min_run_time=SECONDS).median
     return seconds
-
-
-def table_of_costs(costs: dict[str, dict[int, float]]) -> list[list[str]]:
-    """Milliseconds of passes, and how many times as long as one row of the target they take."""
-    one = costs["target"][1]
-    lines = [["rows of a pass", *map(str, ROWS)]]
-    for name, curve in costs.items():
-        cells = [f"{1000 * seconds:.2f} / {seconds / one:.2f}" for seconds in curve.values()]
-        lines.append([f"{name}: ms / of one row", *cells])
-    return lines

@@ -23,7 +23,8 @@ SETTINGS = (4, 0.0), (8, 0.0), (8, 0.4), (12, 0.4), (12, 0.7), (20, 0.4)
 def as_transformers(model: Llama, folder: Path | None = None) -> Any:
     """transformers' Llama, or Qwen, with the weights of ``model``, in the same memory.
 
-    Its configuration is what transformers reads in ``folder``, or else that of ``model``.
+    Its configuration is what transformers reads in ``folder``, or else that of ``model``. Texts end
+    where those of ``model`` do.
     """
     import transformers  # which only this needs
 
@@ -34,6 +35,9 @@ def as_transformers(model: Llama, folder: Path | None = None) -> Any:
     peer = empty_model(config, transformers.AutoModelForCausalLM.from_config)
     peer.load_state_dict(model.state_dict(), assign=True)
     peer.model.rotary_emb = type(peer.model.rotary_emb)(config)
+    peer.generation_config.eos_token_id = list(model.config.eos_token_ids) or None
+    if model.dtype == torch.float64:
+        keep_float64(peer)
     return peer.to(model.device).eval()
 
 
@@ -47,25 +51,21 @@ def keep_float64(peer: Any) -> None:
             peer.set_submodule(name, precise)
 
 
-def choose_assistant(choices: dict[str, Choice]) -> Choice:
-    """What transformers runs: the target, and the first draft of our methods if it may assist.
+def choose_assistant(chosen: list[dict[str, Choice]]) -> str:
+    """The first method whose draft may assist transformers on all targets; "ar" if none may."""
+    for name in chosen[0]:
+        if all(may_assist(choices[name]) for choices in chosen):
+            return name
+    tell(f"{ASSISTED} is left out: no draft model has vocabularies of the targets' sizes")
+    return "ar"
 
-    It has as many layers as any of our methods uses. transformers wants vocabularies of one size,
-    padding included, unless it has both tokenizers.
-    """
-    drafted = []
-    for choice in choices.values():
-        draft = choice.found.draft
-        if draft is not None and not is_same_folder(draft, choice.folder):
-            drafted.append(choice)
-    if not drafted:
-        return choices["ar"]
-    draft = drafted[0].found.draft
-    if read_config(draft).vocab_size != read_config(drafted[0].folder).vocab_size:
-        tell(f"{ASSISTED} is left out: the vocabulary of {draft} is padded to another size")
-        return choices["ar"]
-    same = [choice for choice in drafted if choice.found.draft == draft]
-    return max(same, key=lambda choice: choice.options.exits[-1])
+
+def may_assist(choice: Choice) -> bool:
+    """Whether the draft is a second model. Vocabularies may not be padded to different sizes."""
+    draft = choice.found.draft
+    if draft is None or is_same_folder(draft, choice.folder):
+        return False
+    return read_config(draft).vocab_size == read_config(choice.folder).vocab_size
 
 
 def peers_of(target: Llama, draft: Llama | None) -> dict[str, Run]:

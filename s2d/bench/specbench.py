@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -52,7 +51,7 @@ def read_questions(path: Path, limit: int) -> list[Question]:
 
 
 def write_answers(folder: Path, comparison: Comparison, tokenizer: Tokenizer) -> None:
-    """A file per method, as Spec-Bench's evaluation/speed.py and equal.py read it: last round."""
+    """A file per method, of the last round, with what Spec-Bench's evaluation/*.py read."""
     title = comparison.title.replace(" T=", "-T")
     last = comparison.records[-1].round
     for method, records in by_method(comparison.records).items():
@@ -60,22 +59,19 @@ def write_answers(folder: Path, comparison: Comparison, tokenizer: Tokenizer) ->
         lines = ""
         for record in records:
             if record.round == last:
-                answer = answer_of(record, name, tokenizer)
+                answer = answer_of(record, tokenizer)
                 lines += json.dumps(answer, ensure_ascii=False) + "\n"
         with staged(folder / f"{name}.jsonl") as stage:
             stage.write_text(lines, encoding="utf-8")
 
 
-def answer_of(record: Record, name: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    question_id = record.question["question_id"]
-    counts = [len(tokens) for tokens in record.texts]
-    made = [turn.generation for turn in record.turns if turn.generation]
-    lengths = [each.stats.accept_lengths for each in made]
-    choice = {"index": 0, "turns": [tokenizer.decode(tokens) for tokens in record.texts]}
-    choice["wall_time"] = [turn.seconds for turn in record.turns]
-    choice["new_tokens"] = counts
-    choice["decoding_steps"] = [len(each) for each in lengths] or counts
-    choice["accept_lengths"] = sum(lengths, [])
-    named = {"question_id": question_id, "category": record.question["category"]}
-    named |= {"model_id": name, "answer_id": f"{name}-{question_id}"}
-    return named | {"tstamp": time.time(), "choices": [choice]}
+def answer_of(record: Record, tokenizer: Tokenizer) -> dict[str, Any]:
+    generations = [turn.generation for turn in record.turns if turn.generation]
+    choice = {
+        "turns": [tokenizer.decode(turn.tokens) for turn in record.turns],
+        "wall_time": [turn.seconds for turn in record.turns],
+        "new_tokens": [len(turn.tokens) for turn in record.turns],
+        "accept_lengths": sum([made.stats.accept_lengths for made in generations], []),
+    }
+    question = {key: record.question[key] for key in ("question_id", "category")}
+    return question | {"choices": [choice]}

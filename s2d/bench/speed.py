@@ -3,7 +3,6 @@
 import json
 import sys
 from argparse import Namespace
-from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from platform import platform
@@ -12,17 +11,16 @@ import torch
 
 from ..checkpoint import load_model, placement
 from ..checkpoint.files import refuse_existing, staged
-from ..checkpoint.names import find_draft, find_target
-from ..checkpoint.pair import Choice, load_chosen
+from ..checkpoint.names import find_target
 from ..cli.program import name_processor
 from ..options import Options
+from ..train.corpus import GROUPS
 from .check import find_bugs
-from .comparison import choose_methods, compare_methods, load_methods
-from .measure import Run
-from .methods import default_methods, parse_method
+from .comparison import compare_methods
+from .methods import choose_methods, default_methods, load_methods
 from .peers import choose_assistant, peers_of
 from .specbench import corpus_questions, read_questions, write_answers
-from .tables import Comparison, best_table, render, table, with_means, write_plot
+from .tables import LEGEND, MEASURES, Comparison, mean_column, table, write_plot
 
 PACKAGES = "torch", "transformers", "numpy", "safetensors", "sentencepiece", "tokenizers"
 
@@ -41,16 +39,16 @@ def measure_speed(args: Namespace) -> int:
         refuse_existing(output)
     Options(temperature=min(args.temperature))  # refuses a negative one
     folders = {name: find_target(name) for name in args.targets}
-    first = folders[args.targets[0]]
-    names = args.methods or default_methods(find_draft(first, args.draft).draft)
-    methods = {name: parse_method(name, args.draft) for name in ["ar", *names]}
+    names = args.methods or default_methods(folders[args.targets[0]], args.draft)
+    methods = {name: name for name in names}
     questions = corpus_questions(args.limit)
     if args.questions:
         questions = read_questions(args.questions, args.limit)
-    chosen = {name: choose_methods(folder, methods) for name, folder in folders.items()}
-    assistants = {}
+    chosen = {}
+    for name, folder in folders.items():
+        chosen[name] = choose_methods(folder, methods, args.draft)
     if args.hf:
-        assistants = {name: choose_assistant(choices) for name, choices in chosen.items()}
+        assistant = choose_assistant(list(chosen.values()))
     print(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n")
     found: list[Comparison] = []
     code = 0
@@ -59,7 +57,10 @@ def measure_speed(args: Namespace) -> int:
             pairs = load_methods(choices, args.device, args.dtype)
             alone = pairs["ar"]
             print(f"{name} on {placement(alone.target)}\n")
-            peers = load_peers(assistants[name], args) if args.hf else {}
+            peers = {}
+            if args.hf:  # transformers takes weights as they are stored
+                stored = load_methods(choices, args.device, args.dtype, quick=False)
+                peers = peers_of(stored["ar"].target, stored[assistant].draft)
             if args.check:
                 precise = load_model(alone.folder, args.device, "float64")
             for comparison in compare_methods(name, pairs, questions, args, peers):
@@ -71,27 +72,21 @@ def measure_speed(args: Namespace) -> int:
                     code = 1
     finally:
         if found:
-            show_all(found, choices, args)
+            show_all(found, args)
     return code
 
 
-def load_peers(assistant: Choice, args: Namespace) -> dict[str, Run]:
-    """transformers' decoders, which take weights as they are stored."""
-    plain = partial(load_model, quick=False)
-    pair = load_chosen(assistant, args.device, args.dtype, plain)
-    return peers_of(pair.target, pair.draft)
-
-
-def show_all(found: list[Comparison], choices: dict[str, Choice], args: Namespace) -> None:
-    """Print a table of all, and ``s2d`` next to the best single exit; write what is asked for."""
-    results = {comparison.title: comparison.by_group for comparison in found}
-    overall = {title: by_group["overall"] for title, by_group in results.items()}
-    print(render(table(with_means(overall), ("speedup", "mat"))))
-    single = [name for name, choice in choices.items() if choice.options.method == "sd"]
-    for name, choice in choices.items():
-        if single and choice.options.method == "s2d":
-            print(f"\nspeedups of the best single exit / {name} / their ratio\n")
-            print(render(best_table(results, single, name)))
+def show_all(found: list[Comparison], args: Namespace) -> None:
+    """Print tables of all targets and temperatures, and write what is asked for."""
+    overall = {comparison.title: comparison.by_group["overall"] for comparison in found}
+    means = {"mean": mean_column(list(overall.values()))}
+    print(table(f"overall: {LEGEND}", overall | means, MEASURES))
+    by_group = {}
+    for group in (*GROUPS, "overall"):
+        columns = [each.by_group[group] for each in found if group in each.by_group]
+        if columns:
+            by_group[group] = mean_column(columns)
+    print(table(f"means: {LEGEND}", by_group, MEASURES))
     if args.plot:
         write_plot(args.plot, overall, across=len(set(args.temperature)))
     if args.out:

@@ -11,14 +11,15 @@ from typing import Any
 
 from ..checkpoint.files import staged
 from ..cli.terminal import acceptance, rates_by_position
-from ..stats import Generation, Stats
+from ..options import Options
+from ..stats import Stats
 from ..train.corpus import GROUPS
 from .measure import Record
 
 Cell = dict[str, float]  # {measure: value}
-Result = dict[str, dict[str, Cell]]  # {column: {row: cell}}
-
-FORMATS = {"speedup": ".2f", "mat": ".2f", "needs": ".2f", "accepted": ".0%", "same text": ".0%"}
+Column = dict[str, Cell]  # {row: cell}
+MEASURES = "speedup", "mat", "of best exit"
+LEGEND = "speedup / mean accepted tokens / times the speed of the best single exit"
 
 
 @dataclass(frozen=True)
@@ -29,55 +30,71 @@ class Comparison:
     records: list[Record]
 
     @cached_property
-    def by_group(self) -> Result:
+    def options(self) -> dict[str, Options]:
+        """{method of ours: its options}."""
+        made = {record.method: record.turns[0].generation for record in self.records}
+        return {method: each.options for method, each in made.items() if each is not None}
+
+    @cached_property
+    def by_group(self) -> dict[str, Column]:
         """Columns are the groups of tasks and "overall", and rows are the methods.
 
-        A speedup is the ratio of tokens per second to "ar" in the same round, the median over
-        rounds. "same text" is the share of answers that are those of "ar", "accepted" the accepted
-        tokens per drafted level, and "needs" the tokens per step with which a method would be as
-        fast as "ar".
+        A cell has these measures:
+            speedup: the ratio of tokens per second to "ar" in the same round, the median over
+                rounds.
+            mat: tokens emitted per step. transformers has no steps.
+            accepted: accepted tokens per drafted level.
+            needs: the tokens per step with which a method would be as fast as "ar".
+            of best exit: in the rows of ``s2d``, its speedup divided by that of the fastest single
+                exit (``sd``) of the column. That exit is chosen afterwards, from the same rounds.
         """
-        result: Result = {}
+        columns = {}
         for group in (*GROUPS, "overall"):
             inside = []
             for record in self.records:
                 if group in (record.question["group"], "overall"):
                     inside.append(record)
             rows = by_method(inside)
-            for method, own in rows.items():
-                cell = make_cell(own, rows["ar"])
-                result.setdefault(group, {})[method] = cell
-        return result
+            if rows:
+                column = {method: make_cell(own, rows["ar"]) for method, own in rows.items()}
+                columns[group] = column
+                self.add_ratios(column)
+        return columns
+
+    def add_ratios(self, column: Column) -> None:
+        """Add the measure "of best exit"."""
+        methods = {name: options.method for name, options in self.options.items()}
+        single = [column[name]["speedup"] for name in methods if methods[name] == "sd"]
+        for name in methods:
+            if single and methods[name] == "s2d":
+                column[name]["of best exit"] = column[name]["speedup"] / max(single)
 
     @cached_property
     def acceptance(self) -> dict[str, dict[str, Any]]:
         """{method that drafts: what was accepted}, see ``cli.terminal.acceptance``."""
+        rows = by_method(self.records)
         found = {}
-        for method, own in by_method(self.records).items():
-            generations = generations_of(own)
-            if generations and generations[0].options.exits:  # not transformers, not "ar"
-                found[method] = acceptance(add_up(generations), generations[0].options.exits)
+        for method, options in self.options.items():
+            if options.exits:  # not "ar"
+                found[method] = acceptance(add_up(rows[method]), options.exits)
         return found
 
     def __str__(self) -> str:
-        title = f"{self.title}: speedup / mean accepted tokens"
-        parts = [title, render(table(self.by_group, ("speedup", "mat")))]
+        text = table(f"{self.title}: {LEGEND}", self.by_group, MEASURES)
         if self.acceptance:
-            parts.append(render(acceptance_table(self.acceptance)))
-        return "\n\n".join(parts) + "\n"
+            text += f"\n{render(acceptance_table(self.acceptance))}\n"
+        return text
 
     def as_json(self) -> dict[str, Any]:
         """What is printed, the options of the methods, and each answer of each round."""
-        options = {}
         answers = []
         for record in self.records:
-            turns = [turn._asdict() for turn in record.turns]
-            for turn in turns:
-                made = turn.pop("generation")
-                if made is not None:  # transformers has none
-                    options[record.method] = vars(made.options)
-                    turn["stats"] = vars(made.stats)
+            turns = []
+            for turn in record.turns:
+                stats = turn.generation and vars(turn.generation.stats)
+                turns.append(turn._asdict() | {"generation": stats})
             answers.append(record._asdict() | {"turns": turns})
+        options = {method: vars(each) for method, each in self.options.items()}
         tables = {"by_group": self.by_group, "acceptance": self.acceptance}
         return {"title": self.title, "options": options, **tables, "answers": answers}
 
@@ -93,12 +110,9 @@ def make_cell(own: list[Record], alone: list[Record]) -> Cell:
     """What is measured of a method by its ``own`` records, next to the target ``alone``."""
     speeds = speed_by_round(own)
     speeds_alone = speed_by_round(alone)
-    ratios = [speeds[number] / speeds_alone[number] for number in speeds]
-    same = [one.texts == other.texts for one, other in zip(own, alone)]
-    cell = {"speedup": median(ratios), "same text": mean(same)}
-    generations = generations_of(own)
-    if generations:  # transformers has none
-        stats = add_up(generations)
+    cell = {"speedup": median(speeds[number] / speeds_alone[number] for number in speeds)}
+    stats = add_up(own)
+    if stats.steps:  # transformers has none
         cell["accepted"] = stats.acceptance_rate
         cell["mat"] = stats.mean_accepted_tokens
         cell["needs"] = cell["mat"] / cell["speedup"]
@@ -116,74 +130,37 @@ def speed_by_round(records: list[Record]) -> dict[int, float]:
     return {number: tokens[number] / seconds[number] for number in tokens}
 
 
-def generations_of(records: Iterable[Record]) -> list[Generation]:
-    turns = [turn for record in records for turn in record.turns]
-    return [turn.generation for turn in turns if turn.generation is not None]
-
-
-def add_up(generations: list[Generation]) -> Stats:
-    """The Stats of several generations together."""
+def add_up(records: list[Record]) -> Stats:
+    """The Stats of all answers of our methods together."""
     total = Stats()
-    for generation in generations:
-        for field in fields(Stats):
-            value = getattr(total, field.name) + getattr(generation.stats, field.name)
-            setattr(total, field.name, value)
+    for record in records:
+        for turn in record.turns:
+            if turn.generation is None:
+                continue
+            for field in fields(Stats):
+                value = getattr(total, field.name) + getattr(turn.generation.stats, field.name)
+                setattr(total, field.name, value)
     return total
 
 
-def fastest(column: dict[str, Cell], rows: Iterable[str]) -> str:
-    return max(rows, key=lambda row: column[row]["speedup"])
+def mean_column(columns: Sequence[Column]) -> Column:
+    """Means over ``columns``, which have the same rows."""
+    means: Column = {}
+    for row, cell in columns[0].items():
+        means[row] = {key: mean(column[row][key] for column in columns) for key in cell}
+    return means
 
 
-def rows_of(result: Result) -> list[str]:
-    return list(dict.fromkeys(row for column in result.values() for row in column))
-
-
-def with_means(result: Result) -> Result:
-    """A result with one more column, "mean": of each row over the other columns."""
-    means: dict[str, Cell] = {}
-    for row in rows_of(result):
-        cells = [column[row] for column in result.values() if row in column]
-        means[row] = {measure: mean(cell[measure] for cell in cells) for measure in cells[0]}
-    return result | {"mean": means}
-
-
-def table(result: Result, measures: Sequence[str]) -> list[list[str]]:
-    """Rows of text: the columns of a result, whose cells show ``measures``."""
-    lines = [["", *result]]
-    for row in rows_of(result):
+def table(legend: str, columns: dict[str, Column], measures: Sequence[str]) -> str:
+    """A ``legend`` and the ``columns``: cells show those of the ``measures`` that they have."""
+    lines = [["", *columns]]
+    for row in next(iter(columns.values())):
         line = [row]
-        for column in result.values():
-            cell = column.get(row, {})
-            known = [measure for measure in measures if measure in cell]
-            line.append(" / ".join(format(cell[each], FORMATS[each]) for each in known))
+        for column in columns.values():
+            cell = column[row]
+            line.append(" / ".join(f"{cell[key]:.2f}" for key in measures if key in cell))
         lines.append(line)
-    return lines
-
-
-def best_table(results: dict[str, Result], rows: Sequence[str], name: str) -> list[list[str]]:
-    """What is lost by not knowing which of ``rows`` is fastest: ``name`` next to it.
-
-    ``results`` are {title: Result by groups}. A cell has the fastest of ``rows``, its speedup, that
-    of ``name``, and how many times as fast ``name`` is. The last column has the mean of the latter.
-    """
-    lines = [["", *results, f"mean of {name} / best"]]
-    for group in (*GROUPS, "overall"):
-        line = [group]
-        ratios = []
-        for by_group in results.values():
-            column = by_group.get(group)
-            if column is None:  # no question of this group
-                line.append("")
-                continue
-            best = fastest(column, rows)
-            alone = column[best]["speedup"]
-            own = column[name]["speedup"]
-            ratios.append(own / alone)
-            line.append(f"{best} {alone:.2f} / {own:.2f} / {own / alone:.2f}")
-        if ratios:
-            lines.append([*line, f"{mean(ratios):.2f}"])
-    return lines
+    return f"{legend}\n\n{render(lines)}\n"
 
 
 def acceptance_table(found: dict[str, dict[str, Any]]) -> list[list[str]]:
@@ -206,19 +183,18 @@ def render(lines: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in padded)
 
 
-def write_plot(file: Path, result: Result, across: int) -> None:
+def write_plot(file: Path, columns: dict[str, Column], across: int) -> None:
     """Speedups as bars, a panel for each column, ``across`` of them in a line. By matplotlib.
 
     The name of the ``file`` ends in .svg, .png or .pdf.
     """
     from matplotlib.figure import Figure
 
-    names = rows_of(result)
-    down = ceil(len(result) / across)
-    size = (4 * across, down * (1 + len(names) / 4))
+    down = ceil(len(columns) / across)
+    size = (4 * across, down * (1 + len(next(iter(columns.values()))) / 4))
     figure = Figure(size, layout="constrained")
     grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
-    for axes, (title, column) in zip(grid.flat, result.items()):
+    for axes, (title, column) in zip(grid.flat, columns.items()):
         bars = axes.barh(list(column), [cell["speedup"] for cell in column.values()])
         axes.bar_label(bars, fmt="%.2f", padding=3)
         axes.margins(x=0.2)  # where the values stand
