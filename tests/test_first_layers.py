@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import run
 from s2d import generate, load_model
-from s2d.bench.comparison import choose_methods, load_methods
-from s2d.bench.methods import parse_method
+from s2d.bench.methods import choose_methods, load_methods
 from s2d.checkpoint import save_model
 from s2d.options import METHODS
 
@@ -99,11 +98,10 @@ def test_a_target_drafts_for_itself_up_to_the_exits_of_its_config(whole, tmp_pat
 
 
 def test_the_benchmark_reads_a_draft_once_up_to_its_last_exit(whole, cut):
-    methods = {"ar": parse_method("ar", None)}
-    for name in ("sd:exits=2", "s2d:exits=1,4", f"sd:exits=3:draft={whole}"):
-        methods[name] = parse_method(name, cut)
-    models = load_methods(choose_methods(whole, methods), "cpu", "float64")
-    assert models["sd:exits=2"].draft is models["s2d:exits=1,4"].draft
-    assert len(models["sd:exits=2"].draft.model.layers) == 4
-    itself = models[f"sd:exits=3:draft={whole}"]
+    """And each model once. A target that drafts for itself is the target."""
+    methods = {"2": "sd:exits=2", "1, 4": "s2d:exits=1,4", "itself": f"sd:exits=3:draft={whole}"}
+    models = load_methods(choose_methods(whole, methods, cut), "cpu", "float64")
+    assert models["ar"].draft is None and models["2"].draft is models["1, 4"].draft
+    assert len(models["2"].draft.model.layers) == 4
+    itself = models["itself"]
     assert itself.draft is itself.target is models["ar"].target

@@ -47,7 +47,7 @@ def test_models_that_are_read_rightly(folder, capsys):
 
 def test_a_miniature_with_its_draft_by_every_method(capsys):
     assert check("7b") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3 + 6
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 6
     assert check("7b", "--exits", "1,4") == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     exits = "sd:exits=1", "sd:exits=4", "mcsd:exits=4", "s2d:exits=1,4", "s2d-tree:exits=1,4"

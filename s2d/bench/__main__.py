@@ -61,10 +61,8 @@ def parse(arguments: list[str]) -> Namespace:
     add("--questions", type=Path, help="in Spec-Bench's format")
     add("--out", type=Path, help="a folder for results.json and answers")
     add("--plot", type=Path, help="bars in a .svg, .png or .pdf")
-    words = "default: those without training"
-    programs.choices["papers"].add_argument(
-        "--only", nargs="+", choices=papers.EXPERIMENTS, help=words
-    )
+    add = programs.choices["papers"].add_argument
+    add("--only", nargs="+", choices=papers.EXPERIMENTS, help="default: those without training")
     if not arguments or arguments[0] not in (*programs.choices, "-h", "--help"):
         arguments = ["speed", *arguments]
     return parser.parse_args(arguments)

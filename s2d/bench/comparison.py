@@ -45,8 +45,7 @@ def compare_methods(
         runs = {}
         for method, pair in pairs.items():
             runs[method] = make_run(pair.target, pair.draft, vars(pair.options) | common)
-        for peer, run in peers.items():
-            runs[peer] = partial(run, **common)
+        runs |= {peer: partial(run, **common) for peer, run in peers.items()}
         yield Comparison(title, measure(runs, questions, args.rounds, title, ask))
 
 
@@ -79,5 +78,5 @@ def compare(
         runs[name] = make_run(target, draft, own, **common)
     questions = []
     for number, prompt in enumerate(prompts):
-        questions.append({"question_id": number, "group": "", "prompt": list(prompt)})
+        questions.append({"question_id": number, "group": "overall", "prompt": list(prompt)})
     return Comparison("compare", measure(runs, questions, rounds, "compare", ask))

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ..checkpoint.chat import as_dialogue
-from ..checkpoint.names import find_target
 from ..checkpoint.notices import tell
 from ..checkpoint.pair import Pair
 from ..model import Llama
@@ -32,19 +31,18 @@ ALLOWED = 1e-9
 
 def compare_with_transformers(args: Namespace) -> int:
     """Print a line for each comparison; 1 if one found a fault, else 0."""
-    folder = find_target(args.target)
-    methods = {name: name for name in default_methods(folder, args.draft, args.exits)}
-    choices = choose_methods(folder, methods, args.draft)
+    methods = {name: name for name in default_methods(args.target, args.draft, args.exits)}
+    choices = choose_methods(args.target, methods, args.draft)
     has_template = choices["ar"].tokenizer.chat_format.is_template  # a damaged one is refused
     pairs = load_methods(choices, args.device, "float64", quick=False)
     alone = pairs["ar"]
     try:
-        peer = as_transformers(alone.target, folder)
+        peer = as_transformers(alone.target, alone.folder)
     except Exception as error:  # whatever it does not like about the folder
-        raise ValueError(f"transformers does not read {folder}: {error}") from None
+        raise ValueError(f"transformers does not read {alone.folder}: {error}") from None
     rights = compare_tokenizers(alone, has_template)
-    size = alone.target.config.max_position_embeddings
-    prompts = [alone.tokenizer.encode(text)[: max(1, size // 2)] for text in TEXTS]
+    longest = max(1, alone.target.config.max_position_embeddings // 2)
+    prompts = [alone.tokenizer.encode(text)[:longest] for text in TEXTS]
     rights.append(compare_logits(alone.target, peer, prompts))
     options = {"max_new_tokens": args.max_new_tokens}
     expected = [run_peer(prompt, 0, peer, **options)[0] for prompt in prompts]
@@ -83,6 +81,8 @@ def compare_tokenizers(pair: Pair, has_template: bool) -> list[bool]:
     if has_template:
         ours = pair.tokenizer.encode_chat
         rights.append(compare_ids("chat template", DIALOGUES, ours, encode_chat))
+    else:
+        tell("the chat template is not compared, as there is none")
     return rights
 
 

@@ -12,21 +12,19 @@ from typing import Any
 
 from ..checkpoint import load_model
 from ..checkpoint.config import read_config
-from ..checkpoint.names import find_draft
+from ..checkpoint.names import find_draft, find_target
 from ..checkpoint.pair import Choice, Pair, choose_pair, load_chosen
 from ..cli.program import Parser, add_drafting_options
 from ..model import Llama
 from ..options import Options, default_drafting
 
 
-def default_methods(
-    folder: Path, draft: Path | None, exits: Sequence[int] | None = None
-) -> list[str]:
-    """Every method for the target in a ``folder``, and ``sd`` from each exit of a draft alone.
+def default_methods(target: str, draft: Path | None, exits: Sequence[int] | None) -> list[str]:
+    """Every method for a ``target``, and ``sd`` from each exit of a draft alone.
 
     ``exits`` take the place of the draft's own. Without a draft, it is exit 0.
     """
-    found = find_draft(folder, draft, exits).draft
+    found = find_draft(find_target(target), draft, exits).draft
     if found is None:
         return ["s2d-tree:exits=0"]
     exits = exits or default_drafting(read_config(found)).exits
@@ -51,10 +49,8 @@ def parse_method(text: str) -> dict[str, Any]:
     return vars(parser.parse_args(words))
 
 
-def choose_methods(
-    folder: Path, methods: dict[str, str], draft: Path | None = None
-) -> dict[str, Choice]:
-    """What ``methods``, {label: name}, need for the target in a ``folder``; and "ar", it alone.
+def choose_methods(target: str, methods: dict[str, str], draft: Path | None) -> dict[str, Choice]:
+    """What ``methods``, {label: name}, need for a ``target``; and "ar", the target alone.
 
     ``draft`` is the model that drafts where a name has none. Nothing is loaded yet. Raises
     ValueError or FileNotFoundError for what cannot be run.
@@ -63,7 +59,7 @@ def choose_methods(
     for label, name in {"ar": "ar", **methods}.items():
         options = parse_method(name)
         own = options.pop("draft", draft)
-        choices[label] = choose_pair(folder, own, Options(**options))
+        choices[label] = choose_pair(target, own, Options(**options))
     return choices
 
 

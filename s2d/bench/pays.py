@@ -10,7 +10,6 @@ import torch
 from torch.utils.benchmark import Timer
 
 from ..checkpoint import placement
-from ..checkpoint.names import find_target
 from ..model import Llama
 from .comparison import compare_methods
 from .methods import choose_methods, default_methods, load_methods
@@ -24,35 +23,31 @@ SECONDS = 0.2  # that one of them is timed
 
 def measure_costs(args: Namespace) -> None:
     """Print what passes cost, and what methods need and have."""
-    folder = find_target(args.target)
-    names = default_methods(folder, args.draft, args.exits)
-    choices = choose_methods(folder, {name: name for name in names}, args.draft)
+    names = default_methods(args.target, args.draft, args.exits)
+    choices = choose_methods(args.target, {name: name for name in names}, args.draft)
     pairs = load_methods(choices, args.device, args.dtype)
     target = pairs["ar"].target
-    print(f"{folder.name} on {placement(target)}\n")
+    print(f"{args.target} on {placement(target)}\n")
     together = pairs[names[-1]]  # all exits
-    seconds = {"target": time_passes(target, target.config.num_hidden_layers)}
+    costs = {"target": time_passes(target, target.config.num_hidden_layers)}
     for each in filter(None, together.options.exits):  # exit 0 has no layers
-        seconds[f"exit {each}"] = time_passes(together.draft, each)
-    one = seconds["target"][1]
-    columns: dict[str, Column] = {}
-    for rows in ROWS:
-        columns[str(rows)] = {}
-        for name in seconds:
-            cell = {"ms": 1000 * seconds[name][rows], "ratio": seconds[name][rows] / one}
-            columns[str(rows)][name] = cell
+        costs[f"exit {each}"] = time_passes(together.draft, each)
+    one = costs["target"]["1"]["ms"]
+    for column in costs.values():
+        for cell in column.values():
+            cell["ratio"] = cell["ms"] / one
     legend = "passes by number of rows: ms / times one row of the target"
-    print(table(legend, columns, ("ms", "ratio")), flush=True)
+    print(table(legend, costs, ("ms", "ratio")), flush=True)
     questions = corpus_questions(args.limit, turns=1)
-    for comparison in compare_methods(folder.name, pairs, questions, args, peers={}):
-        legend = f"{comparison.title}: tokens per step"
+    for comparison in compare_methods(args.target, pairs, questions, args, peers={}):
         columns = {"needs / has / speedup": comparison.by_group["overall"]}
+        legend = f"{comparison.title}: tokens per step"
         print(table(legend, columns, ("needs", "mat", "speedup")), flush=True)
 
 
 @torch.inference_mode()
-def time_passes(model: Llama, layers: int) -> dict[int, float]:
-    """Median seconds of a pass over each of ROWS rows through so many ``layers``, and the head."""
+def time_passes(model: Llama, layers: int) -> Column:
+    """Median "ms" of a pass over each of ROWS rows through so many ``layers``, and the head."""
     context = min(CONTEXT, model.config.max_position_embeddings - ROWS[-1])
     cache = model.new_cache(context + ROWS[-1], end=layers)
     cache.advance(context)
@@ -65,8 +60,9 @@ def time_passes(model: Llama, layers: int) -> dict[int, float]:
         model.logits(hidden[0])
         cache.keep(context, [])
 
-    seconds = {}
+    column: Column = {}
     for rows in ROWS:
         timer = Timer("run(rows)", globals=locals(), num_threads=torch.get_num_threads())
-        seconds[rows] = timer.blocked_autorange(min_run_time=SECONDS).median
-    return seconds
+        seconds = timer.blocked_autorange(min_run_time=SECONDS).median
+        column[str(rows)] = {"ms": 1000 * seconds}
+    return column

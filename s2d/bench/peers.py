@@ -56,12 +56,12 @@ def choose_assistant(chosen: list[dict[str, Choice]]) -> str:
     for name in chosen[0]:
         if all(may_assist(choices[name]) for choices in chosen):
             return name
-    tell(f"{ASSISTED} is left out: no draft model has vocabularies of the targets' sizes")
+    tell(f"{ASSISTED} is left out: no draft model has a vocabulary of the targets' size")
     return "ar"
 
 
 def may_assist(choice: Choice) -> bool:
-    """Whether the draft is a second model. Vocabularies may not be padded to different sizes."""
+    """Whether the draft is another model, and both vocabularies have one size, padding included."""
     draft = choice.found.draft
     if draft is None or is_same_folder(draft, choice.folder):
         return False

@@ -11,10 +11,8 @@ import torch
 
 from ..checkpoint import load_model, placement
 from ..checkpoint.files import refuse_existing, staged
-from ..checkpoint.names import find_target
 from ..cli.program import name_processor
 from ..options import Options
-from ..train.corpus import GROUPS
 from .check import find_bugs
 from .comparison import compare_methods
 from .methods import choose_methods, default_methods, load_methods
@@ -38,15 +36,12 @@ def measure_speed(args: Namespace) -> int:
     for output in filter(None, (args.out, args.plot)):
         refuse_existing(output)
     Options(temperature=min(args.temperature))  # refuses a negative one
-    folders = {name: find_target(name) for name in args.targets}
-    names = args.methods or default_methods(folders[args.targets[0]], args.draft)
+    names = args.methods or default_methods(args.targets[0], args.draft, exits=None)
     methods = {name: name for name in names}
     questions = corpus_questions(args.limit)
     if args.questions:
         questions = read_questions(args.questions, args.limit)
-    chosen = {}
-    for name, folder in folders.items():
-        chosen[name] = choose_methods(folder, methods, args.draft)
+    chosen = {name: choose_methods(name, methods, args.draft) for name in args.targets}
     if args.hf:
         assistant = choose_assistant(list(chosen.values()))
     print(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n")
@@ -82,10 +77,9 @@ def show_all(found: list[Comparison], args: Namespace) -> None:
     means = {"mean": mean_column(list(overall.values()))}
     print(table(f"overall: {LEGEND}", overall | means, MEASURES))
     by_group = {}
-    for group in (*GROUPS, "overall"):
+    for group in found[0].by_group:
         columns = [each.by_group[group] for each in found if group in each.by_group]
-        if columns:
-            by_group[group] = mean_column(columns)
+        by_group[group] = mean_column(columns)
     print(table(f"means: {LEGEND}", by_group, MEASURES))
     if args.plot:
         write_plot(args.plot, overall, across=len(set(args.temperature)))

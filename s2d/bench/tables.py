@@ -13,7 +13,6 @@ from ..checkpoint.files import staged
 from ..cli.terminal import acceptance, rates_by_position
 from ..options import Options
 from ..stats import Stats
-from ..train.corpus import GROUPS
 from .measure import Record
 
 Cell = dict[str, float]  # {measure: value}
@@ -40,8 +39,7 @@ class Comparison:
         """Columns are the groups of tasks and "overall", and rows are the methods.
 
         A cell has these measures:
-            speedup: the ratio of tokens per second to "ar" in the same round, the median over
-                rounds.
+            speedup: tokens per second divided by those of "ar" in a round, the median of rounds.
             mat: tokens emitted per step. transformers has no steps.
             accepted: accepted tokens per drafted level.
             needs: the tokens per step with which a method would be as fast as "ar".
@@ -49,16 +47,15 @@ class Comparison:
                 exit (``sd``) of the column. That exit is chosen afterwards, from the same rounds.
         """
         columns = {}
-        for group in (*GROUPS, "overall"):
+        groups = dict.fromkeys(record.question["group"] for record in self.records)
+        for group in (*groups, "overall"):
             inside = []
             for record in self.records:
                 if group in (record.question["group"], "overall"):
                     inside.append(record)
             rows = by_method(inside)
-            if rows:
-                column = {method: make_cell(own, rows["ar"]) for method, own in rows.items()}
-                columns[group] = column
-                self.add_ratios(column)
+            columns[group] = {name: make_cell(own, rows["ar"]) for name, own in rows.items()}
+            self.add_ratios(columns[group])
         return columns
 
     def add_ratios(self, column: Column) -> None:
