@@ -82,23 +82,22 @@ def test_methods_are_names_with_options(capsys):
 
 
 def test_turns_are_asked_in_order_with_the_answers_before_them(tokenizer):
-    """One fills its context in its second turn."""
+    """One question fills its context in its second turn. The clock spans the whole call."""
     asked = []
 
     def run(prompt, seed):
         asked.append((prompt, seed))
+        time.sleep(0.02)
         return tokenizer.encode(f"answer {len(asked)}")[1:], None
 
     one, two = {"turns": ["first", "second"]}, {"turns": ["a", "word " * 400, "c"]}
-    first = measure.ask_turns(tokenizer, 512, run, one, 9)
+    turns = measure.ask_turns(tokenizer, 512, run, one, 9)
     messages = (["first"], ["first", "answer 1", "second"])
-    assert [turn.prompt for turn in first] == [tokenizer.encode_chat(each) for each in messages]
-    assert asked == [(turn.prompt, 9) for turn in first]
-    texts = [tokenizer.decode(turn.tokens) for turn in first]
-    assert texts == ["answer 1", "answer 2"]
+    assert [turn.prompt for turn in turns] == [tokenizer.encode_chat(each) for each in messages]
+    assert asked == [(turn.prompt, 9) for turn in turns]
+    assert [tokenizer.decode(turn.tokens) for turn in turns] == ["answer 1", "answer 2"]
+    assert all(0.02 < turn.seconds < 1 for turn in turns)
     assert len(measure.ask_turns(tokenizer, 512, run, two, 10)) == 1
-    asked = lambda run, question, seed: []  # noqa: E731
-    raises_line(measure.measure, ValueError, "no question fits", {"ar": run}, [one], 1, "x", asked)
 
 
 def test_no_method_always_follows_the_same_one():
@@ -111,8 +110,8 @@ def test_no_method_always_follows_the_same_one():
     records = measure.measure(dict(zip(names, names)), range(12), 2, "test", ask)
     asked = sorted((each.method, each.round, each.question) for each in records)
     assert asked == list(product(names, (1, 2), range(12)))
-    before = {(a, b) for a, b in pairwise(order) if a != b}
-    assert all(len({a for a, b in before if b == name}) >= 4 for name in names)
+    before = set(pairwise(order))
+    assert all(len({a for a, b in before if a != b == name}) >= 4 for name in names)
 
 
 def record(method, group, number, tokens, seconds, generation=None):
@@ -139,19 +138,16 @@ def test_a_table_of_what_was_accepted():
     target, draft = nearly_equal(3)
     alone = generate(target, [1, 2], method="ar", max_new_tokens=9)
     records = [record("transformers", "qa", 1, 10, 0.5), record("ar", "qa", 1, 10, 0.5, alone)]
-    for prompt in ([1, 2], [3, 4]):
-        options = dict(exits=[2, 4], draft_length=3, thresholds=[0.0, 0.0], max_new_tokens=9)
-        made = generate(target, prompt, draft, **options)
-        records.append(record("s2d", "qa", 1, 10, 0.5, made))
-    found = tables.Comparison("", records).acceptance
-    header, two = tables.acceptance_table(found)
-    assert two[0] == "s2d" and len(two[1].split()) == 3  # positions
-    stats = [each.turns[0].generation.stats for each in records[2:]]
-    drafted = sum(each.draft_tokens for each in stats)
-    accepted = sum(each.accepted_tokens for each in stats)
-    assert two[2] == f"2: {drafted} / {drafted} / {drafted} / {accepted}; 4: 0 / 0 / 0 / 0"
-    first = sum(each.depth_accepted[1] for each in stats)
-    assert two[1].split()[0] == f"{first / sum(each.depth_sent[1] for each in stats):.0%}"
+    options = dict(exits=[2, 4], draft_length=3, thresholds=[0.0, 0.0], max_new_tokens=9)
+    made = [generate(target, prompt, draft, **options) for prompt in ([1, 2], [3, 4])]
+    records += [record("s2d", "qa", 1, 10, 0.5, each) for each in made]
+    header, row = tables.acceptance_table(tables.Comparison("", records).acceptance)
+    stats = tables.add_up(records[2:])
+    drafted, accepted = stats.draft_tokens, stats.accepted_tokens
+    assert drafted == sum(each.stats.draft_tokens for each in made)
+    assert row[0] == "s2d" and len(row[1].split()) == 3  # positions
+    assert row[1].split()[0] == f"{stats.depth_accepted[1] / stats.depth_sent[1]:.0%}"
+    assert row[2] == f"2: {drafted} / {drafted} / {drafted} / {accepted}; 4: 0 / 0 / 0 / 0"
 
 
 def test_a_table_of_speedups():
@@ -181,15 +177,6 @@ def test_a_table_of_speedups():
     assert re.sub("-+", "-", re.sub(" +", " ", text)).splitlines() == lines
 
 
-def test_clocks_span_the_whole_call():
-    def run(prompt, seed):
-        time.sleep(0.02)
-        return [5, 6], None
-
-    turn = measure.time_run(run, [1], 0)
-    assert turn.tokens == [5, 6] and 0.02 < turn.seconds < 1
-
-
 def test_the_whole_command(questions, tmp_path, capsys):
     """With transformers, whose greedy text is the target's own, and a picture."""
     options = ["--methods", "s2d", "sd:exits=2", "sd:exits=3", "--hf", "--check"]
@@ -213,15 +200,13 @@ def test_the_whole_command(questions, tmp_path, capsys):
     texts = set()
     for name in ("ar", "s2d", "transformers", "transformers-assisted-tokens-20-threshold-0.4"):
         lines = (tmp_path / "out" / f"7b-T0-{name}.jsonl").read_text().splitlines()
-        read = list(map(json.loads, lines))
-        asked = [(line["question_id"], line["category"]) for line in read]
-        assert asked == [(7, "qa"), (9, "coding")]
-        choices = [line["choices"][0] for line in read]
-        texts.add(json.dumps([choice["turns"] for choice in choices]))
-        for choice in choices:  # lists by turn, and an accept length per step
-            assert len(choice["turns"]) == len(choice["wall_time"]) == len(choice["new_tokens"])
-            if name in ours:
-                assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) > 0
+        one, two = map(json.loads, lines)
+        assert (two["question_id"], two["category"]) == (9, "coding")
+        [choice] = two["choices"]
+        assert len(choice["turns"]) == len(choice["wall_time"]) == 2  # lists by turn
+        lengths = choice["accept_lengths"]
+        assert sum(lengths) == (sum(choice["new_tokens"]) if name in ours else 0)
+        texts.add(json.dumps([choice["turns"], one["choices"][0]["turns"]]))
     assert len(texts) == 1
     found = json.loads((tmp_path / "out/results.json").read_text())
     assert found["machine"]["versions"]["torch"] == torch.__version__
@@ -278,7 +263,7 @@ def test_a_padded_vocabulary_leaves_out_the_peer_that_cannot_take_it(family, cap
     assert program(bench.main, *words, *SMALL[2:], "--temperature", "0") == 0
     out, error = capsys.readouterr()
     assert error.startswith("transformers assisted is left out: no draft model has a vocabulary")
-    assert out.count("\n| transformers ") == 3 and "assisted" not in out
+    assert out.count("\n| transformers ") == 2 * 3 and "assisted" not in out
 
 
 def test_methods_are_compared_from_python(tokenizer):
