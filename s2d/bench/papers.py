@@ -147,13 +147,14 @@ def run_experiments(args: Namespace) -> None:
             pairs = load_methods(chosen[name, size], args.device, args.dtype)
             for comparison in compare_methods(size, pairs, questions, args, peers={}):
                 columns[comparison.title] = comparison.by_group["overall"]
-        print(describe(EXPERIMENTS[name], columns), flush=True)
+        print(describe(name, columns), flush=True)
 
 
-def describe(experiment: Experiment, columns: dict[str, Column]) -> str:
+def describe(name: str, columns: dict[str, Column]) -> str:
     """An experiment: its title, whether its claims hold, and the table."""
+    experiment = EXPERIMENTS[name]
     means = mean_column(list(columns.values()))
-    lines = [f"### {experiment.title}"]
+    lines = [f"### {experiment.title} (`{name}`)"]
     lines += [f"- {decide(claim, means)}" for claim in experiment.claims]
     measures = "speedup", "mat", "accepted"
     lines += ["", table(" / ".join(measures), columns | {"mean": means}, measures)]

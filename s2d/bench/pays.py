@@ -27,7 +27,8 @@ def measure_costs(args: Namespace) -> None:
     choices = choose_methods(args.target, {name: name for name in names}, args.draft)
     pairs = load_methods(choices, args.device, args.dtype)
     target = pairs["ar"].target
-    print(f"{args.target} on {placement(target)}\n")
+    name = pairs["ar"].folder.name
+    print(f"{name} on {placement(target)}\n")
     together = pairs[names[-1]]  # all exits
     costs = {"target": time_passes(target, target.config.num_hidden_layers)}
     for each in filter(None, together.options.exits):  # exit 0 has no layers
@@ -39,7 +40,7 @@ def measure_costs(args: Namespace) -> None:
     legend = "passes by number of rows: ms / times one row of the target"
     print(table(legend, costs, ("ms", "ratio")), flush=True)
     questions = corpus_questions(args.limit, turns=1)
-    for comparison in compare_methods(args.target, pairs, questions, args, peers={}):
+    for comparison in compare_methods(name, pairs, questions, args, peers={}):
         columns = {"needs / has / speedup": comparison.by_group["overall"]}
         legend = f"{comparison.title}: tokens per step"
         print(table(legend, columns, ("needs", "mat", "speedup")), flush=True)
