@@ -11,6 +11,7 @@ import traceback
 from dataclasses import fields, replace
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -207,14 +208,16 @@ def peak_growth(before, measured, *arguments):
     return float(done.stderr.splitlines()[-1])
 
 
-def claim_accelerators(monkeypatch, kind, count):
-    """Have PyTorch say that there are so many devices of this ``kind``."""
-    found = torch.device(kind) if count else None
-    monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda check_available=False: found
-    )
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count if kind == "cuda" else 0)
+def claim_devices(monkeypatch, *names):
+    """Have PyTorch say that there are these devices besides the CPU."""
+
+    def zeros(size, device):
+        if device not in ("cpu", *names):
+            raise AssertionError("PyTorch is not compiled with it")
+        return SimpleNamespace(device=torch.device(device), cpu=lambda: None)
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda:0" in names)
 
 
 def random_parents(rng, size):

@@ -85,11 +85,17 @@ def test_a_folder_without_a_format(tmp_path):
     """It is prompted with plain text, and no other model's format is made up for it."""
     ours = Tokenizer(sentencepiece_folder(tmp_path / "base", {}))
     said = ["Hi", "Hello", "And you?"]
-    assert ours.encode_chat(["Hi"]) == ours.encode("Hi")
-    assert ours.encode_chat(said) == ours.encode("Hi\n\nHello</s>\n\nAnd you?")
-    [(prompt, answer)] = ours.rounds(said)
-    assert prompt == ours.encode("Hi") and ours.decode(answer) == "\n\nHello"
-    assert answer[-1] == ours.eos_id
+    assert ours.encode_chat(said) == ours.encode("Hi\nHello</s>\nAnd you?\n")
+
+
+@pytest.mark.parametrize("like", ["llama-3", "smollm2", "qwen"])
+def test_plain_text_is_divided_between_tokens(tmp_path, like):
+    """In every kind of byte-level tokenizer, a prompt's last token is no answer's first."""
+    ours, _ = with_config(save_trained(tmp_path, like))
+    for question in ("Hi", "And you?", "Hello!", "12345", "skip me."):
+        [(prompt, answer)] = ours.rounds([question, "Bye"])
+        assert prompt == ours.encode(f"{question}\n")
+        assert ours.decode(answer) == "Bye" and answer[-1] == ours.eos_id
 
 
 def test_what_messages_are(tokenizer):
@@ -163,14 +169,12 @@ def test_rounds_are_the_dialogue_in_pieces(tmp_path, legacy, template):
     assert list(Tokenizer(other).rounds(said)) == rounds
 
 
-def test_rounds_whose_borders_melt(tmp_path):
-    """An answer's tokens are those that a model writes after the prompt."""
+def test_an_answer_that_begins_within_a_token_is_refused(tmp_path):
     template = "{% for m in messages %}{% if m.role == 'assistant' %}H{% endif %}{{ m.content }}"
     template += "{% endfor %}{% if add_generation_prompt %}H{% endif %}"
     ours, _ = with_config(save_trained(tmp_path), chat_template=template)
-    for said in ("! OK", "ello world"):
-        [(prompt, answer)] = ours.rounds(["Why? ", said])
-        assert prompt == ours.encode_chat("Why? ") and ours.decode(answer) == said
+    with pytest.raises(ValueError, match="one token is the end of a prompt and the beginning"):
+        list(ours.rounds(["Why? ", "ello world"]))
 
 
 THOUGHTS = ["Hi", "<think>\nWell.\n</think>\n\nFine", "And?", "Bye"]

@@ -17,7 +17,7 @@ from enumeration import joint_distribution, joint_of, next_token_model
 from helpers import TINY, ByLastToken, nearly_equal, raises_line, random_llama, random_tokens
 
 from s2d import StopStrings, definition, generate, generate_many
-from s2d.checkpoint.vocabulary import fit_vocabulary
+from s2d.checkpoint.pair import fit_vocabulary
 from s2d.generation import start
 from s2d.model import Drafting
 from s2d.ngram.datastore import Datastore

@@ -11,7 +11,7 @@ from contextlib import redirect_stderr, redirect_stdout
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import WEIGHTS, claim_accelerators, fork, raises_line, random_llama, random_tokens
+from helpers import WEIGHTS, claim_devices, fork, raises_line, random_llama, random_tokens
 
 import run
 from s2d import load_model, start
@@ -254,7 +254,7 @@ def test_every_rank_has_a_key_value_head_and_a_gpu_of_its_own(monkeypatch, tmp_p
     line = "1 key/value heads cannot be divided among 2 processes"
     raises_line(tensor_parallel.load_part, ValueError, line, tmp_path / "one", "cpu", "auto")
     current = []
-    claim_accelerators(monkeypatch, "cuda", 2)
+    claim_devices(monkeypatch, "cuda:0", "cuda:1")
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert tensor_parallel.own_device("auto") == torch.device("cuda:1") and len(current) == 1

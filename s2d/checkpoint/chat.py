@@ -77,8 +77,12 @@ def render_vicuna(eos: str, dialogue: list[Message]) -> str:
 
 
 def render_plain(eos: str, dialogue: list[Message]) -> str:
-    """Paragraphs, and the EOS, whose text is ``eos``, after each answer."""
-    return "\n\n".join(m["content"] + eos * (m["role"] == "assistant") for m in dialogue)
+    """Lines, with the EOS, whose text is ``eos``, after each answer."""
+    text = ""
+    for message in dialogue:
+        end = eos if message["role"] == "assistant" else ""
+        text += f"{message['content']}{end}\n"
+    return text
 
 
 def render_template(

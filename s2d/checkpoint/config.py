@@ -181,8 +181,6 @@ def numbers(values: Any, key: str) -> tuple[int, ...]:
 
 def config_to_dict(config: LlamaConfig, dtype: torch.dtype) -> dict[str, Any]:
     """LlamaConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it."""
-    if config.qk_norm and config.qkv_bias:
-        raise ValueError("no published architecture has both biases and norms of queries and keys")
     raw = asdict(config)
     kind = "qwen3" if raw.pop("qk_norm") else "llama"
     if raw.pop("qkv_bias"):

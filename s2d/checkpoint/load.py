@@ -233,17 +233,17 @@ def check_device(device: torch.device | str) -> torch.device:
 
     Other accelerators, such as "mps" or "xpu", are used if they are named.
     """
-    found = torch.accelerator.current_accelerator(check_available=True)
-    kind = "" if found is None else found.type
-    here = ["cpu", *(f"{kind}:{number}" for number in range(torch.accelerator.device_count()))]
     name = str(device)
     if name == "auto":
-        name = "cuda" if kind == "cuda" else "cpu"
-    if name == kind:  # under torchrun each process has its own GPU
-        name = f"{kind}:{os.environ.get('LOCAL_RANK', 0)}"
-    if name not in here:
-        raise ValueError(f"no device {name!r} here; expected auto, {', '.join(here)}")
-    return torch.device(name)
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":  # under torchrun each process has its own GPU
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
+        tried = torch.zeros(1, device=name)
+        tried.cpu()  # which the device "meta" cannot do
+    except (RuntimeError, AssertionError):
+        raise ValueError(f"no device {name!r} here; names are auto, cpu, cuda, mps ...") from None
+    return tried.device
 
 
 def choose_dtype(dtype: torch.dtype | str, device: torch.device, path: Path | str) -> torch.dtype:

@@ -5,13 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ..model import LlamaConfig
 from .config import read_config
 from .notices import tell
-from .vocabulary import refuse_other_size
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "weights"
 FOLDER_OF_SIZE = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+
+# Tokens that one of two models with the same tokenizer may have more, since vocabularies are padded
+# for GPUs: 32,000 or 32,064 for Llama 2, 128,256 or 128,264 for Llama 3. The limit is llama.cpp's.
+PADDING = 128
 
 # What each of the miniatures that are shipped can answer.
 MINIATURE_PROMPTS = (
@@ -140,3 +144,10 @@ def find_family_draft(target: Path | str) -> Path | None:
         tell(f"{draft}, the draft next to the target, is not used: {error}")
         return None
     return draft
+
+
+def refuse_other_size(draft_config: LlamaConfig, vocab_size: int) -> None:
+    """Raise ValueError if a draft cannot have the vocabulary of a target, of ``vocab_size``."""
+    if abs(draft_config.vocab_size - vocab_size) > PADDING:
+        sizes = f"{draft_config.vocab_size} and {vocab_size} tokens"
+        raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")

@@ -4,15 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch.nn.functional as F
 from torch.distributed import is_initialized
 
 from ..model import Llama
 from ..options import Options
 from .config import read_config
 from .load import load_model
-from .names import FoundDraft, find_draft, find_target, is_same_folder
+from .names import FoundDraft, find_draft, find_target, is_same_folder, refuse_other_size
+from .notices import tell
 from .tokenizer import Tokenizer
-from .vocabulary import fit_vocabulary, refuse_other_size, tell_other_tokenizer
+
+SAMPLE = "In 1998, naïve users wrote:\n\tprint(2 * 34) # 日本, Größe"
 
 
 @dataclass(frozen=True)
@@ -105,3 +108,39 @@ def load_chosen(
         draft = load(found, device, target.dtype, layers=choice.options.exits[-1])
         draft = fit_vocabulary(draft, target.config.vocab_size)
     return Pair(**vars(choice), target=target, draft=draft)
+
+
+def tell_other_tokenizer(draft: Path, tokenizer: Tokenizer) -> None:
+    """Say so if the folder ``draft`` has another tokenizer than the target, by a sample text."""
+    try:
+        own = Tokenizer(draft)
+    except (ValueError, OSError, ModuleNotFoundError):
+        return  # nothing is known, as it has none, or one that is not needed
+    if own.encode(SAMPLE, with_bos=False) != tokenizer.encode(SAMPLE, with_bos=False):
+        tell(
+            f"{draft} has another tokenizer than {tokenizer.folder}: its tokens have other "
+            "meanings, so that hardly any of what it drafts will be right"
+        )
+
+
+def fit_vocabulary(draft: Llama, vocab_size: int) -> Llama:
+    """Give ``draft`` the vocabulary of a target with ``vocab_size`` tokens, and return it.
+
+    A token that only one of them has is never drafted. The target may write it nevertheless; then
+    the draft reads its last token in the place of this one. Raises ValueError if the sizes are too
+    different.
+    """
+    own = draft.config.vocab_size
+    refuse_other_size(draft.config, vocab_size)
+    if own != vocab_size:
+        missing = max(0, vocab_size - own)
+        draft.model.embed_tokens.register_forward_pre_hook(
+            lambda module, inputs: (inputs[0].clamp(max=own - 1),)
+        )
+        draft.lm_head.register_forward_hook(
+            lambda module, inputs, logits: F.pad(
+                logits[..., :vocab_size], (0, missing), value=float("-inf")
+            )
+        )
+        draft.config = replace(draft.config, vocab_size=vocab_size)
+    return draft

@@ -97,8 +97,8 @@ class Tokenizer:
 
         The prompt is what a model is given, and the answer what it has to write then. A prompt is
         only what follows the round before it, or whole if that round is encoded otherwise in it.
-        Raises ValueError if an answer does not stand right after its prompt, as by templates that
-        leave out what the assistant thought.
+        Raises ValueError if an answer does not stand right after its prompt, in tokens of its own:
+        some templates leave out what the assistant thought.
         """
         dialogue = as_dialogue(messages)
         if dialogue[0]["role"] == "assistant":
@@ -112,11 +112,7 @@ class Tokenizer:
             answer = self.answer_after(asked, dialogue[: turn + 1])
             whole = self.encode_rendered(asked + answer)
             if whole[: len(prompt)] != prompt:
-                # A token stands for the end of the prompt and the beginning of the answer together.
-                melted = whole
-                whole = prompt + self.model.encode(answer, with_bos=False, goes_on=True)
-                if self.decode(whole) != self.decode(melted):
-                    raise ValueError("this tokenizer puts a space between a prompt and its answer")
+                raise ValueError("one token is the end of a prompt and the beginning of its answer")
             goes_on = prompt[: len(done)] == done
             yield prompt[len(done) :] if goes_on else prompt, whole[len(prompt) :]
             done = whole

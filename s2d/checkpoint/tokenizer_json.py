@@ -51,10 +51,7 @@ class JsonModel:
             if token.special or token.content in self.names.values():
                 self.special[number] = token.content
 
-    def encode(self, text: str, with_bos: bool, goes_on: bool = False) -> list[int]:
-        if goes_on:  # as behind a special token, where most files put no space
-            special = next(iter(self.special.values()), "")
-            return self.tokenizer.encode(special + text, add_special_tokens=False).ids[1:]
+    def encode(self, text: str, with_bos: bool) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=with_bos).ids
 
     def decode(self, ids: list[int]) -> str:

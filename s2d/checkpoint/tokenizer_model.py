@@ -61,14 +61,11 @@ class SentencePieceModel:
         if config.get("add_bos_token", True):
             self.bos_id = self.added.get(self.names.get("bos_token"))
 
-    def encode(self, text: str, with_bos: bool, goes_on: bool = False) -> list[int]:
-        """The ids of a text. Before one that ``goes_on`` after another one no space is put."""
+    def encode(self, text: str, with_bos: bool) -> list[int]:
         ids: list[int] = []
         for part in self.divide(text):
             if part in self.added:
                 ids.append(self.added[part])
-            elif goes_on and not ids:
-                ids += self.pieces.encode(part)
             else:
                 space = " " if self.needs_space(part, is_first=not ids) else ""
                 ids += self.pieces.encode(space + part)
