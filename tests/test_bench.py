@@ -49,7 +49,7 @@ def questions(tmp_path):
 def test_default_questions_are_held_out():
     held_out = next(corpus.conversations(2, "held-out", ["rag"]))
     question = {"question_id": 15, "category": "rag", "group": "rag"}
-    question["turns"] = [turn for turn, _ in held_out.turns]
+    question["turns"] = [turn for turn, _ in held_out]
     assert specbench.corpus_questions(3)[-3] == question
 
 

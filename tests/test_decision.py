@@ -140,7 +140,7 @@ def test_labels_of_improbable_tokens_are_probabilities():
     """Of a flat draft: the product of ten probabilities of 1 / 128,256 is 0 in float32."""
     options = dict(vocab_size=128256, hidden_size=8, num_hidden_layers=1, eos_token_ids=())
     target, draft = (random_llama(seed, 0.02, **options).float() for seed in (0, 1))
-    decision = Decision("stats", 8, 0.4, "")
+    decision = Decision("stats", 8, 0.4, fingerprint(draft))
     pair = SimpleNamespace(target=target, draft=draft)
     inputs, labels = collect(decision, pair, [random_tokens(0, 100)])
     assert len(inputs) == len(labels) > 40

@@ -22,7 +22,7 @@ def corpus_questions(limit: int, turns: int | None = None) -> list[Question]:
     for group in GROUPS:
         category = "writing" if group == "mt_bench" else group
         for conversation in islice(conversations(2, "held-out", [group]), limit):
-            asked = [user for user, _ in conversation.turns]
+            asked = [user for user, _ in conversation]
             question = {"question_id": len(questions), "category": category, "group": group}
             questions.append(question | {"turns": asked[:turns]})
     return questions

@@ -2,7 +2,6 @@
 
 import sys
 from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentTypeError
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch.distributed as dist
 from ..cli.program import Parser, comma_separated, count, positive, run_program
 from ..speed.tensor_parallel import join_processes, own_device
 from .decision import FEATURES, train_decision
-from .family import DRAFT_MILLIONS, train_mini
+from .family import train_mini
 from .fit import Run
 from .nested import MINI, PAPER, train_soft
 from .text import make_datastore
@@ -43,60 +42,49 @@ def seed_number(text: str) -> int:
 def parse(arguments: list[str] | None) -> Any:
     """The options that were given, or have a default here, and the function ``train``.
 
-    The others than those of all programs are called as the arguments of that function are.
+    What only one program has is called as the arguments of its function are.
     """
+    common = Parser(add_help=False)
+    common.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps ...")
+    common.add_argument("--seed", type=seed_number, default=0, help="of all random numbers")
+    common.add_argument("--out", type=Path, required=True, help="the folder or file to write")
+    shared: dict[str, Any] = {"parents": [common], "argument_default": SUPPRESS}
+    shared["formatter_class"] = ArgumentDefaultsHelpFormatter
     parser = Parser(prog="python -m s2d.train", description=__doc__)
     programs = parser.add_subparsers(required=True, metavar="PROGRAM")
-    for name, train, add_options, what in (
-        ("soft", train_soft, add_soft, "a sorted draft from the first layers of a Llama"),
-        ("mini", train_mini, add_mini, "the miniature family, from nothing"),
-        ("decision", train_decision, add_decision, "a model that says when a draft should stop"),
-        ("text", make_datastore, add_text, "a datastore for exit 0 to draft from"),
-    ):
-        program = programs.add_parser(
-            name,
-            help=what,
-            description=what,
-            argument_default=SUPPRESS,
-            formatter_class=ArgumentDefaultsHelpFormatter,
-        )
-        program.set_defaults(train=train)
-        add = program.add_argument
-        add("--device", default="auto", help="cpu, cuda, cuda:1, mps ...")
-        add("--seed", type=seed_number, default=0, help="of all random numbers")
-        add("--out", type=Path, required=True, help="the folder or file to write")
-        add_options(add)
-    return parser.parse_args(arguments)
 
-
-def add_soft(add: Callable[..., Any]) -> None:
+    words = "a sorted draft from the first layers of a Llama"
+    defaults = f"What is not given: of mini, {MINI}; of a file, {PAPER}."
+    soft = programs.add_parser("soft", help=words, epilog=defaults, **shared)
+    soft.set_defaults(train=train_soft)
+    add = soft.add_argument
     add("--init", required=True, help="the Llama to cut from: a folder or a name")
-    exits = "layers it predicts after; it keeps those up to the last"
-    add("--exits", type=comma_separated(int), required=True, help=exits)
-    source = "a file of dialogues, a text in FILE.txt, or mini (the corpus)"
-    add("--data", default="mini", help=source)
+    words = "layers it predicts after; it keeps those up to the last"
+    add("--exits", type=comma_separated(int), required=True, help=words)
+    words = "a file of dialogues, a text in FILE.txt, or mini (the corpus)"
+    add("--data", default="mini", help=words)
     add("--resume", action="store_true", help="go on from the last checkpoint")
-    for field, kind, what in (
-        ("batch", count, "rows per step, over all processes"),
-        ("micro_batch", count, "rows that go through the model at once; gradients add up"),
-        ("length", count, "tokens per row"),
-        ("lr", positive, "peak learning rate"),
-        ("epochs", count, "times that all rows are learnt from"),
-    ):
-        own = f"{getattr(MINI, field):g} with mini, {getattr(PAPER, field):g} with a file"
-        add("--" + field.replace("_", "-"), type=kind, help=f"{what} (default: {own})")
-    add("--millions", type=positive, default=DRAFT_MILLIONS, help="million tokens of mini")
+    add("--batch", type=count, help="rows per step, over all processes")
+    add("--micro-batch", type=count, help="rows that go through the model at once")
+    add("--length", type=count, help="tokens per row")
+    add("--lr", type=positive, help="peak learning rate")
+    add("--epochs", type=count, help="times that all rows are learnt from")
+    add("--millions", type=positive, help="million tokens, at most")
     add("--all-text", action="store_true", help="learn what users say, too: pre-training")
     add("--teacher", help="a model, whose distributions are learnt as well")
-    align = "weight: the teacher's features are learnt in the place of its distributions"
-    add("--align", type=positive, help=align)
+    words = "weight: the teacher's features are learnt in the place of its distributions"
+    add("--align", type=positive, help=words)
 
-
-def add_mini(add: Callable[..., Any]) -> None:
+    mini = programs.add_parser("mini", help="the miniature family, from nothing", **shared)
+    mini.set_defaults(train=train_mini)
+    add = mini.add_argument
     add("--millions", type=positive, help="million training tokens of each (default: its own)")
 
-
-def add_decision(add: Callable[..., Any]) -> None:
+    decision = programs.add_parser(
+        "decision", help="a model that says when a draft should stop", **shared
+    )
+    decision.set_defaults(train=train_decision)
+    add = decision.add_argument
     add("--target", required=True, help="the model that accepts or not: a folder or a name")
     add("--draft", required=True, help="the draft that is to stop")
     add("--features", choices=FEATURES, default="stats", help="hidden states, or figures of q")
@@ -104,11 +92,13 @@ def add_decision(add: Callable[..., Any]) -> None:
     add("--prompts", type=count, default=400, help="at most; it is answered twice")
     add("--epochs", type=count, default=6, help="times that all of them are learnt from")
 
-
-def add_text(add: Callable[..., Any]) -> None:
+    text = programs.add_parser("text", help="a datastore for exit 0 to draft from", **shared)
+    text.set_defaults(train=make_datastore)
+    add = text.add_argument
     add("--target", required=True, help="the model whose tokens it has: a folder or a name")
-    files = "texts in UTF-8"
-    add("--from", type=Path, nargs="+", dest="files", required=True, metavar="FILE", help=files)
+    words = "texts in UTF-8"
+    add("--from", type=Path, nargs="+", dest="files", required=True, metavar="FILE", help=words)
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

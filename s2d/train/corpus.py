@@ -1,59 +1,20 @@
 """The text the miniature models learn: seeded conversations in the six task groups of Spec-Bench.
 
-Four groups have one right answer (EXACT_GROUPS): whoever knows the rules can compute it from the
-prompt. Two are open (mt_bench: stories, advice and talk about them; summarization): many answers
-are good, and the choice of words is what a draft cannot foresee.
+Two groups are open (mt_bench: stories, advice and talk about them; summarization): many answers
+are good, and the choice of words is what a draft cannot foresee. In the others there is one right
+answer: whoever knows the rules can compute it from the prompt.
 """
 
 import random
+import tomllib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-GROUPS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
-EXACT_GROUPS = ("translation", "qa", "math_reasoning", "rag")
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """``turns`` holds (question, answer) pairs; ``group`` is one of GROUPS."""
-
-    group: str
-    turns: tuple[tuple[str, str], ...]
-
-
-def conversations(seed: int, split: str, groups: Sequence[str] = GROUPS) -> Iterator[Conversation]:
-    """Endless stream of conversations for ``split`` "train" or "held-out".
-
-    A first question belongs to one split for ever, by its checksum, so no held-out prompt can occur
-    in training whatever the seeds; the two splits draw from different seeds as well.
-    """
-    rng = random.Random(f"{split}-{seed}")
-    while True:
-        group = rng.choice(groups)
-        turns = tuple(MAKERS[group](rng))
-        held_out = zlib.crc32(turns[0][0].encode()) % 16 == 0
-        if held_out == (split == "held-out"):
-            yield Conversation(group, turns)
-
-
-def read_tables() -> dict[str, dict[str, list[str]]]:
-    """{title: {kind: its phrases}} of phrases.txt; " / " is between phrases.
-
-    In the tables "about story" and "about person" a kind is an answer, and its phrases ask for it.
-    """
-    tables = {}
-    text = Path(__file__).with_name("phrases.txt").read_text(encoding="utf-8")
-    for section in text.strip().split("\n\n"):
-        title, *lines = section.split("\n")
-        pairs = (line.split(": ", 1) for line in lines)
-        tables[title.strip("[]")] = {kind: phrases.split(" / ") for kind, phrases in pairs}
-    return tables
-
-
-TABLES = read_tables()
+# {table: {kind: phrases}}, whose {words} are filled in. In "about story" and "about person" a kind
+# is an answer, and its phrases ask for it.
+TABLES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text(encoding="utf-8"))
 PHRASES = TABLES["phrases"]
 WORDS = TABLES["words"]
 NAMES = WORDS["names"]
@@ -66,7 +27,7 @@ CITIES = TABLES["world"]["capital"][:16]
 
 OPTIONAL = ("speak", "trouble", "fear")  # parts of a story's plot
 
-Turns = Iterator[tuple[str, str]]  # (question, answer)
+Turn = tuple[str, str]  # (question, answer)
 
 
 def make_speaker(rng: random.Random, **words: Any) -> Callable[[list[str]], str]:
@@ -82,7 +43,7 @@ def add_article(word: str) -> str:
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
-def tell_story(rng: random.Random) -> Turns:
+def tell_story(rng: random.Random) -> Iterator[Turn]:
     words = {"name": rng.choice(NAMES)}
     words |= {kind: rng.choice(phrases) for kind, phrases in TABLES["story"].items()}
     name = words["name"]
@@ -106,7 +67,7 @@ def tell_story(rng: random.Random) -> Turns:
     yield from rng.sample(turns, rng.choice([1, 2]))
 
 
-def give_advice(rng: random.Random) -> Turns:
+def give_advice(rng: random.Random) -> Iterator[Turn]:
     advice = TABLES["advice"]
     topic = rng.choice(list(advice))
     name = rng.choice(NAMES)
@@ -122,8 +83,8 @@ def give_advice(rng: random.Random) -> Turns:
     yield say(PHRASES["again"]), f"The {order} point was: {tips[pick]}."
 
 
-def talk(rng: random.Random) -> Turns:
-    yield from rng.choice([tell_story, tell_story, give_advice])(rng)
+def talk(rng: random.Random) -> Iterator[Turn]:
+    return rng.choice([tell_story, tell_story, give_advice])(rng)
 
 
 def make_noun_phrase(rng: random.Random, nouns: list[list[str]], role: str) -> tuple[str, str]:
@@ -154,7 +115,7 @@ def make_sentence_pair(rng: random.Random) -> list[str]:
     return [text[0].upper() + text[1:] + "." for text in texts]
 
 
-def translate(rng: random.Random) -> Turns:
+def translate(rng: random.Random) -> Iterator[Turn]:
     to_german = rng.random() < 0.5
     say = make_speaker(rng, language="German" if to_german else "English")
     for turn in range(rng.choice([1, 2, 3])):
@@ -170,7 +131,7 @@ def translate(rng: random.Random) -> Turns:
         yield f"{say(PHRASES['next']) if turn else ask} {source}", translated
 
 
-def summarise(rng: random.Random) -> Turns:
+def summarise(rng: random.Random) -> Iterator[Turn]:
     name = rng.choice(NAMES)
     say = make_speaker(
         rng,
@@ -202,7 +163,7 @@ def state_fact(country: str, attribute: str) -> str:
     return f"The {attribute} of {country} is {the}{WORLD[country][attribute]}."
 
 
-def answer_questions(rng: random.Random) -> Turns:
+def answer_questions(rng: random.Random) -> Iterator[Turn]:
     country = rng.choice(list(WORLD))
     name = rng.choice(NAMES)
     first, second, third = rng.sample(list(WORLD[country]), 3)
@@ -217,7 +178,7 @@ def answer_questions(rng: random.Random) -> Turns:
         yield say(PHRASES["other fact"]), state_fact(country, third)
 
 
-def calculate(rng: random.Random) -> Turns:
+def calculate(rng: random.Random) -> Iterator[Turn]:
     for _ in range(rng.choice([1, 2])):
         name, friend = rng.sample(NAMES, 2)
         goods = rng.choice(WORDS["goods"])
@@ -249,7 +210,7 @@ def calculate(rng: random.Random) -> Turns:
         yield question, f"First, {steps[0]}. Then, {steps[1]}. {answer}"
 
 
-def retrieve(rng: random.Random) -> Turns:
+def retrieve(rng: random.Random) -> Iterator[Turn]:
     people = {}
     context = []
     for name in rng.sample(NAMES, rng.choice([2, 3])):
@@ -277,3 +238,19 @@ MAKERS = {
     "math_reasoning": calculate,
     "rag": retrieve,
 }
+GROUPS = tuple(MAKERS)
+
+
+def conversations(seed: int, split: str, groups: Sequence[str] = GROUPS) -> Iterator[list[Turn]]:
+    """Endless stream of conversations for ``split`` "train" or "held-out".
+
+    A first question belongs to one split for ever, by its checksum, so no held-out prompt can occur
+    in training whatever the seeds; the two splits draw from different seeds as well.
+    """
+    rng = random.Random(f"{split}-{seed}")
+    while True:
+        turns = list(MAKERS[rng.choice(groups)](rng))
+        question, _ = turns[0]
+        held_out = zlib.crc32(question.encode()) % 16 == 0
+        if held_out == (split == "held-out"):
+            yield turns

@@ -1,6 +1,7 @@
 """Dialogues of the corpus or of a file, and plain texts, as rows of tokens and labels."""
 
 import json
+import random
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -19,9 +20,8 @@ from .corpus import GROUPS, conversations
 
 # Groups that need what the prompt says come more often: that takes a model longest to learn.
 MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
-# What files call those who speak: ShareGPT's, and those of chat templates.
-SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
-SPEAKERS |= {"system": "system"}
+# What ShareGPT calls those who speak -> what chat templates call them.
+ROLES = {"human": "user", "gpt": "assistant"}
 
 Pair = tuple[list[int], list[int]]  # the ids of what is only read, and those of what is learnt
 Rows = tuple[Tensor, Tensor]  # tokens and labels, (R, T) each
@@ -45,7 +45,7 @@ def read_records(path: Path) -> list[Any]:
 
 
 def read_dialogue(record: Any) -> list[Message]:
-    """The messages of a record, up to the last answer; ValueError if they are no dialogue.
+    """The messages of a record; ValueError if they are no dialogue.
 
     They are its "conversations" or "messages", each with "from" and "value", or "role" and
     "content".
@@ -53,40 +53,32 @@ def read_dialogue(record: Any) -> list[Message]:
     dialogue = []
     try:
         for each in record.get("conversations") or record["messages"]:
-            role = SPEAKERS[each.get("from") or each["role"]]
-            content = each["value"] if "value" in each else each["content"]
-            dialogue.append({"role": role, "content": content})
+            role = each.get("from") or each["role"]
+            content = each.get("value") or each["content"]
+            dialogue.append({"role": ROLES.get(role, role), "content": content})
     except (TypeError, KeyError, AttributeError):
         raise ValueError("a record is no dialogue") from None
-    while dialogue and dialogue[-1]["role"] != "assistant":
-        dialogue.pop()  # a question without an answer
-    if not all(isinstance(each["content"], str) and each["content"].strip() for each in dialogue):
-        raise ValueError("a record has an empty message")
     return dialogue
 
 
 def read_dialogues(data: str, seed: int, tokenizer: Tokenizer) -> Iterator[list[Pair]]:
     """Yield the rounds of each dialogue of ``data``; "mini" is the corpus, without end.
 
-    What is no dialogue, or cannot be written in the chat format, is passed over in a file, and how
-    much that was is told at its end. Raises ValueError if no dialogue is left.
+    The dialogues of a file are shuffled. What is no dialogue, or cannot be written in the chat
+    format, is passed over, and how much that was is told at the end.
     """
     what = f"reading {data}: dialogues"
     if data == "mini":
-        for each in progress(conversations(seed, "train", MIX), what):
-            yield list(tokenizer.rounds(chain(*each.turns)))
+        for turns in progress(conversations(seed, "train", MIX), what):
+            yield list(tokenizer.rounds(chain(*turns)))
     records = read_records(Path(data))
+    random.Random(seed).shuffle(records)
     reasons = []
     for record in progress(records, what):
         try:
-            rounds = list(tokenizer.rounds(read_dialogue(record)))
+            yield list(tokenizer.rounds(read_dialogue(record)))
         except ValueError as error:
             reasons.append(error)
-            continue
-        yield rounds
-    if len(reasons) == len(records):
-        why = reasons[0] if reasons else "it is empty"
-        raise ValueError(f"there is nothing to learn from in {data}; {why}")
     if reasons:
         tell(f"{data}: {len(reasons)} records are passed over; of the first, {reasons[0]}")
 

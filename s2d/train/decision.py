@@ -3,6 +3,8 @@
 Improved MCSD (arXiv 2409.10644, "decision model").
 """
 
+from itertools import islice
+
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -13,8 +15,6 @@ from ..checkpoint.notices import progress, tell
 from ..checkpoint.pair import Choice, Pair, choose_pair, load_chosen
 from ..generation import start
 from ..mcsd.decision import Decision, fingerprint, save_decision
-from ..model import Llama
-from ..rules import Prediction, Proposal
 from ..stats import Step
 from .data import read_dialogues, refuse_missing
 from .fit import Run
@@ -24,37 +24,23 @@ FEATURES = tuple(LEARNING_RATE)
 THRESHOLD = 0.4  # drafting stops where no path is as likely to be accepted as this
 
 
-class Remember:
-    """A decision model that never stops; it notes what another one sees of each drafted token."""
-
-    threshold = 0.0
-
-    def __init__(self, decision: Decision) -> None:
-        self.decision = decision
-        self.inputs: list[Tensor] = []
-
-    def estimate(self, prediction: Prediction, proposal: Proposal) -> list[list[float]]:
-        self.inputs.append(self.decision.inputs(prediction))
-        return proposal.probs
-
-    def prepare_for(self, draft: Llama) -> None:
-        pass
-
-
 def collect(decision: Decision, pair: Pair, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Features (M, F) and acceptance probabilities (M,) of every token drafted at T = 0 and 1.
 
-    What is drafted are chains: the exits are asked once for each of their tokens.
+    Features are what ``decision`` is asked about, once for each token of a chain. No chain ends
+    early, as ``stop`` is 0.
     """
-    remember = Remember(decision)
+    features = []
     labels = []
-    chains = dict(draft_length=10, rule="rejection", decision=remember)
+    hook = decision.register_forward_hook(lambda _, inputs, answers: features.append(inputs[0]))
+    chains = dict(draft_length=10, rule="rejection", decision=decision, stop=0.0)
     for temperature in (0.0, 1.0):
         for seed, prompt in enumerate(progress(prompts, "answers to draft for", len(prompts))):
             how = chains | dict(temperature=temperature, seed=seed)
             for step in start(pair.target, prompt, pair.draft, **how):
                 labels.append(acceptance_of(step, temperature))
-    return torch.cat(remember.inputs), torch.cat(labels)
+    hook.remove()
+    return torch.cat(features), torch.cat(labels)
 
 
 def acceptance_of(step: Step, temperature: float) -> Tensor:
@@ -109,12 +95,7 @@ def train_decision(
 def find_questions(choice: Choice, data: str, count: int, seed: int) -> list[list[int]]:
     """Prompts of at most ``count`` first questions of ``data``, with room for a draft."""
     room = read_config(choice.folder).max_position_embeddings - 16
-    prompts = []
     # Not the questions that the draft has learnt from, unless they are those of a file.
-    for rounds in read_dialogues(data, seed + 2, choice.tokenizer):
-        prompt, _ = rounds[0]
-        if len(prompt) < room:
-            prompts.append(prompt)
-        if len(prompts) == count:
-            break
-    return prompts
+    dialogues = read_dialogues(data, seed + 2, choice.tokenizer)
+    questions = (rounds[0][0] for rounds in dialogues if rounds)
+    return list(islice((each for each in questions if len(each) < room), count))

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,7 +22,6 @@ from .fsdp import Divided
 from .nested import MINI, cut, save_trained
 
 VOCAB_SIZE = 1024
-DRAFT_MILLIONS = 1.5  # of tokens, from which a draft learns
 
 
 def make_config(layers: int, width: int, heads: int, kv_heads: int) -> LlamaConfig:
@@ -52,7 +50,7 @@ class Miniature:
 # In the order in which they are trained: the draft is the first layers of mini-7b, trained further.
 MEMBERS = {
     "mini-7b": Miniature(make_config(10, 160, 5, 5), 6.0, 2.5e-3),
-    "mini-draft": Miniature(make_config(4, 160, 5, 5), DRAFT_MILLIONS, 1e-3, answers_only=True),
+    "mini-draft": Miniature(make_config(4, 160, 5, 5), 1.5, 1e-3, answers_only=True),
     "mini-13b": Miniature(make_config(13, 192, 6, 6), 7.0, 2e-3),
     # To foresee the questions as well, a model that copies would first have to unlearn it.
     "mini-70b": Miniature(make_config(20, 256, 8, 2), 4.0, 1.5e-3, copying=True, answers_only=True),
@@ -109,8 +107,13 @@ def initialise(config: LlamaConfig, seed: int, copying: bool) -> Llama:
 def make_tokenizer(folder: Path, seed: int) -> Tokenizer:
     """Train the family's tokenizer, built as Llama's is, on 20,000 training conversations."""
     model = io.BytesIO()
+    texts = (
+        f"{VICUNA_SYSTEM} USER: {question} ASSISTANT: {answer}"
+        for conversation in islice(conversations(seed, "train"), 20000)
+        for question, answer in conversation
+    )
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=tokenizer_texts(seed),
+        sentence_iterator=texts,
         model_writer=model,
         model_type="bpe",
         vocab_size=VOCAB_SIZE,
@@ -128,12 +131,6 @@ def make_tokenizer(folder: Path, seed: int) -> Tokenizer:
     return Tokenizer(folder)
 
 
-def tokenizer_texts(seed: int) -> Iterator[str]:
-    for conversation in islice(conversations(seed, "train"), 20000):
-        for question, answer in conversation.turns:
-            yield f"{VICUNA_SYSTEM} USER: {question} ASSISTANT: {answer}"
-
-
 def train_mini(run: Run, millions: float | None = None) -> None:
     """Train all, each on so many ``millions`` of tokens or its own.
 
@@ -143,8 +140,8 @@ def train_mini(run: Run, millions: float | None = None) -> None:
         tokenizer = make_tokenizer(Path(folder), run.seed)
         for name, miniature in MEMBERS.items():
             member = replace(run, out=run.out / name)
-            member = replace(member, resume=member.unfinished.exists())
             if not member.out.exists():
+                member = replace(member, resume=member.unfinished.exists())
                 train_member(member, miniature, tokenizer, millions or miniature.millions)
 
 

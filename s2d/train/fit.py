@@ -6,7 +6,6 @@ All exits of a model learn together, by the SoFT loss (s2d/soft.py).
 import math
 import signal
 import time
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -36,10 +35,9 @@ class Recipe:
     micro_batch: int  # rows that go through the model at once
     length: int  # tokens per row
     lr: float  # at its peak
+    millions: float | None = None  # of tokens, or all that there are
     epochs: int = 1
     weight_decay: float = 0.1
-    bf16: bool = True  # matmuls in bfloat16 if the device has them; all else stays float32
-    shuffle_first: bool = True  # whether the first epoch is shuffled as the others are
 
 
 @dataclass(frozen=True)
@@ -85,20 +83,19 @@ def fit(
     tokens, labels = rows
     device = model.model.device
     ranks = count_ranks()
-    rank = 0 if ranks == 1 else dist.get_rank()
-    bf16 = recipe.bf16 and is_fast(torch.bfloat16, device)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    bf16 = is_fast(torch.bfloat16, device)  # for matmuls; all else stays float32
     loss_function = soft_losses if teacher is None else partial(taught_losses, teacher=teacher)
     optimizer = make_optimizer(model, recipe.weight_decay)
-    order = order_rows(len(tokens), recipe.epochs, run.seed, recipe.shuffle_first)
-    batches = order.split(recipe.batch)
+    batches = order_rows(len(tokens), recipe.epochs, run.seed).split(recipe.batch)
     steps = len(tokens) * recipe.epochs // recipe.batch
     # All that decides what the losses are.
     settings = asdict(replace(recipe, micro_batch=1)) | {"exits": exits, "seed": run.seed}
-    settings["rows"] = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
-    settings["weights"] = model.checksum
-    settings["teacher"] = teacher and (compute_checksum(teacher.model), teacher.align)
+    settings |= {"rows": compute_checksum(rows), "weights": model.checksum, "teacher": None}
+    if teacher is not None:
+        settings["teacher"] = (compute_checksum(teacher.model.parameters()), teacher.align)
     done = load_checkpoint(run.unfinished, model, optimizer, settings) if run.resume else 0
-    began = told = saved = time.monotonic()
+    told = saved = time.monotonic()
     with hear_ctrl_c() as pressed:
         for step in range(done, steps):
             for group in optimizer.param_groups:
@@ -122,10 +119,8 @@ def fit(
             now = time.monotonic()
             if now - told > PROGRESS_SECONDS or step + 1 == steps:
                 told = now
-                left = (steps - step - 1) * (now - began) / (step + 1 - done)
                 by_exit = [f"exit {e}: {loss:.3f}" for e, loss in zip(exits, losses.tolist())]
-                where = f"step {step + 1}/{steps}, {left:.0f} s left"
-                tell(f"{run.out.name} {where}  {'  '.join(by_exit)}")
+                tell(f"{run.out.name} step {step + 1}/{steps}  {'  '.join(by_exit)}")
             is_due = now - saved > CHECKPOINT_SECONDS
             # Clocks differ, and Ctrl-C is not heard by all processes during the same step.
             is_due, ends = from_rank_0(lambda: (is_due, pressed.is_set()))  # noqa: B023
@@ -167,9 +162,8 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak * rising * (0.05 + 0.95 * falling)
 
 
-def order_rows(rows: int, epochs: int, seed: int, shuffle_first: bool) -> Tensor:
-    """Row numbers, shuffled anew in every epoch, or in their own order in the first."""
+def order_rows(rows: int, epochs: int, seed: int) -> Tensor:
+    """Row numbers: in the first epoch in their own order, then shuffled anew in every epoch."""
     generator = torch.Generator().manual_seed(seed)
-    first = [] if shuffle_first else [torch.arange(rows)]
-    later = [torch.randperm(rows, generator=generator) for _ in range(epochs - len(first))]
-    return torch.cat([*first, *later])
+    later = [torch.randperm(rows, generator=generator) for _ in range(epochs - 1)]
+    return torch.cat([torch.arange(rows), *later])

@@ -7,7 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..model import Llama
+from ..checkpoint import load_model
+from ..model import Llama, LlamaConfig
 from ..soft import cross_entropy, exit_states, sum_of_chunks
 
 
@@ -38,6 +39,16 @@ class Teacher:
             log_p = self.model.lm_head(taught).float().log_softmax(dim=-1)  # (N, V)
         log_q = draft.logits(hidden).float().log_softmax(dim=-1)  # (N, V)
         return (log_p.exp() * (log_p - log_q)).sum()
+
+
+def load_teacher(name: str, align: float | None, config: LlamaConfig, device: str) -> Teacher:
+    """The Teacher ``name``; ValueError if it cannot teach a draft of ``config``."""
+    model = load_model(name, device, quick=False)
+    if model.config.vocab_size != config.vocab_size:
+        raise ValueError(f"the teacher {name} has another vocabulary than the draft")
+    if align is not None and model.config.hidden_size != config.hidden_size:
+        raise ValueError(f"--align needs a teacher as wide as the draft, which {name} is not")
+    return Teacher(model, align)
 
 
 def taught_losses(
