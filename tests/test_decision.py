@@ -153,11 +153,10 @@ def test_the_training_command(tmp_path, capsys, mini, tokenizer):
     out, train_decision = tmp_path / "new/d.safetensors", partial(program, train.main, "decision")
     assert train_decision(*models, "--out", out, "--prompts", 8) == 0
     assert "learnt from mini, 6 times" in capsys.readouterr().err
-    decision = load_decision(out)
     pair = SimpleNamespace(target=mini("mini-7b"), draft=mini("mini-draft"))
-    other = tokenizer.encode_chat(["Tell me a story about a robot called Nora."])
-    inputs, labels = collect(decision, pair, [other])
-    right = (decision(inputs) > 0.5) == (labels > 0.5)
+    question = tokenizer.encode_chat(["Tell me a story about a robot called Nora."])
+    inputs, labels = collect(load_decision(out), pair, [question])
+    right = (load_decision(out)(inputs) > 0.5) == (labels > 0.5)
     assert right.float().mean() > 0.6
     assert_refused(capsys, "d.safetensors is there already", train_decision, *models, "--out", out)
     out.unlink()

@@ -8,7 +8,7 @@ from torch.distributions import Categorical, kl_divergence
 
 from s2d import soft
 from s2d.soft import soft_losses
-from s2d.train.teacher import Teacher, taught_losses
+from s2d.train.teacher import Teacher
 
 
 def exit_hidden(model, tokens, exits):
@@ -50,14 +50,14 @@ def test_the_teachers_term(monkeypatch):
     tokens, labels = example()
     model, teacher = random_llama(3), random_llama(4, num_hidden_layers=2, hidden_size=24)
     plain, learnt = soft_losses(model, tokens, labels, (2, 4)), labels != -100
-    losses = taught_losses(model, tokens, labels, (2, 4), Teacher(teacher))
+    losses = Teacher(teacher).losses(model, tokens, labels, (2, 4))
     p = Categorical(logits=teacher(tokens)[learnt])
     for number, hidden in enumerate(exit_hidden(model, tokens, (2, 4))):
         q = Categorical(logits=model.logits(hidden)[learnt])
         assert abs(losses[number] - plain[number] - kl_divergence(p, q).sum()) < 1e-4
     model.requires_grad_(True)
     teacher.requires_grad_(True)
-    losses = taught_losses(model, tokens, labels, (2, 4), Teacher(teacher))
+    losses = Teacher(teacher).losses(model, tokens, labels, (2, 4))
     losses.mean().backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
@@ -66,7 +66,7 @@ def test_alignment_is_the_mean_square_between_features():
     (tokens, labels), exits = example(), (2, 4)
     model, teacher = random_llama(1).requires_grad_(True), random_llama(2)
     plain, learnt = soft_losses(model, tokens, labels, exits), labels != -100
-    losses = taught_losses(model, tokens, labels, exits, Teacher(teacher, 3.0))
+    losses = Teacher(teacher, 3.0).losses(model, tokens, labels, exits)
     taught = teacher.model.norm(teacher.run_layers(teacher.embed(tokens)))[learnt]
     for one, other, hidden in zip(losses, plain, exit_hidden(model, tokens, exits)):
         expected = 3 * ((model.model.norm(hidden)[learnt] - taught) ** 2).mean(dim=1).sum()

@@ -80,7 +80,7 @@ def test_the_loop_beside_a_plain_one(tmp_path):
     for one, other in zip(plain.parameters(), trained.parameters()):
         assert (one - other).abs().max() < 1e-5
     rising = [fit.learning_rate(step, 100, 1.0) for step in range(5)]
-    assert rising[:4] == pytest.approx([0.25, 0.5, 0.75, 1], abs=3e-3) and rising[4] < 1
+    assert rising == pytest.approx([0.25, 0.5, 0.75, 1, 1], abs=4e-3)
 
 
 def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_path, monkeypatch):
@@ -114,7 +114,7 @@ def test_ctrl_c_ends_a_training_after_its_step_with_a_checkpoint(tmp_path, capsy
     with pytest.raises(KeyboardInterrupt):
         next(training)
     assert "a.checkpoint is written; go on with --resume" in capsys.readouterr().err
-    assert torch.load(run.unfinished)[1] == 2  # the step
+    assert torch.load(run.unfinished)[0]["step"] == 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -125,7 +125,7 @@ def test_a_loss_that_is_not_finite_ends_the_training_before_it_is_saved(tmp_path
     next(training)
     model.lm_head.weight.data[0, 0] = math.nan
     raises_line(next, ValueError, "the loss of step 2 is not finite", training)
-    assert torch.load(run.unfinished)[1] == 1  # the step
+    assert torch.load(run.unfinished)[0]["step"] == 1
 
 
 def test_two_processes_give_the_losses_of_one(tmp_path):
@@ -176,7 +176,7 @@ def soft(folder, out, *more):
 
 
 def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
-    """With a teacher, in micro-batches; no checkpoint is left. The same by two processes."""
+    """With a teacher, in micro-batches; no checkpoint is left."""
     some = ["--millions", "0.004", "--lr", "3e-3", "--teacher", tiny, "--micro-batch", 2]
     assert program(train.main, *soft(tiny, tmp_path / "draft", *some)) == 0
     draft, before = load_model(tmp_path / "draft", quick=False), nested.cut(tiny, 3, "cpu")
@@ -189,12 +189,7 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
         losses = [soft_losses(each, *rows, (1, 2, 3)) for each in (before, draft)]
     count = (rows[1] != -100).sum()
     assert (losses[1] / count < losses[0] / count - 0.2).all()
-    line = list(map(str, soft(tiny, tmp_path / "two", *some)))
-    assert fork(tmp_path, 2, train.main, line) == [0, 0], (tmp_path / "err").read_text()
-    two = load_model(tmp_path / "two", quick=False)
-    for a, b, c in zip(draft.parameters(), two.parameters(), before.parameters()):
-        assert (a - b).norm() < 0.3 * (a - c).norm()
-    assert {path.name for path in tmp_path.iterdir()} == {"base", "draft", "two", "out", "err"}
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "draft"}
 
 
 def test_thresholds_are_measured_on_text_that_was_held_out(tiny, tmp_path):
@@ -207,7 +202,7 @@ def test_thresholds_are_measured_on_text_that_was_held_out(tiny, tmp_path):
     drafting = load_model(tmp_path / "draft").config.drafting
     first, second, last = drafting.thresholds
     assert 0 < first < 1 and 0 < second < 1 and last == 0 and 0.5 not in (first, second)
-    rows = len(Tokenizer(tiny).encode(text)) // 48  # and an EOS
+    rows = (len(Tokenizer(tiny).encode(text)) - 1) // 48
     held_out = rows // 20
     learnt = rows - held_out
     assert f"thresholds ({first}, {second}, 0.0), measured on {held_out} rows" in error
@@ -248,14 +243,14 @@ MISTAKES = """
 --seed 4294967296 | must be from 0 to 4294967295
 --align 2 | --align is about the features of a --teacher; give both
 --align 2 --teacher TMP/wide | --align needs a teacher as wide as the draft
---resume | there is no TMP/draft.checkpoint to go on from
+--resume | give --resume if TMP/draft.checkpoint is there, and only then
 --exits 2,2 | exits must increase, from 1
 --exits 2,7 | base has 4 layers, not 7
 --teacher TMP/other | has another vocabulary than the draft
 --length 65 | has a context below 65 tokens; give --length
---micro-batch 3 | a batch of 4 rows cannot be divided among 1 processes and micro-batches of 3
+--micro-batch 3 | --batch is no multiple of --micro-batch times the processes
 --out TMP/base | base is there already
---out TMP/cut | cut.checkpoint is there; go on with --resume, or remove it
+--out TMP/cut | give --resume if TMP/cut.checkpoint is there
 """
 
 
@@ -327,15 +322,11 @@ def test_mini_makes_the_whole_family(tmp_path, monkeypatch):
     small, out = family.make_config(5, 64, 2, 1), tmp_path / "family"
     members = {name: family.Miniature(small, 0.003, 1e-3, True) for name in family.MEMBERS}
     monkeypatch.setattr(family, "MEMBERS", members)
-    line = ["mini", "--out", out, "--millions", "0.002"]
-    assert program(train.main, *line) == 0
-    assert {path.name for path in out.iterdir()} == set(members)
+    assert program(train.main, "mini", "--out", out, "--millions", "0.002") == 0
+    drafts = replace(small, num_hidden_layers=4, drafting=family.DRAFTING)
     for name in members:
-        model = load_model(out / name)
-        if name != "mini-draft":
-            assert model.config == small
-    draft = load_model(out / "mini-draft")
-    assert draft.config.drafting == family.DRAFTING and draft.config.num_hidden_layers == 4
+        assert load_model(out / name).config == (drafts if name == "mini-draft" else small)
+    assert {path.name for path in out.iterdir()} == set(members)
     shipped, made = Tokenizer(WEIGHTS / "mini-7b"), Tokenizer(out / "mini-draft")
     text = "What is 3 + 4? <s> Zwölf</s>"
     assert shipped.encode(text) == made.encode(text)

@@ -77,12 +77,11 @@ def parse(arguments: list[str] | None) -> Any:
 
     mini = programs.add_parser("mini", help="the miniature family, from nothing", **shared)
     mini.set_defaults(train=train_mini)
-    add = mini.add_argument
-    add("--millions", type=positive, help="million training tokens of each (default: its own)")
+    words = "million training tokens of each (default: its own)"
+    mini.add_argument("--millions", type=positive, help=words)
 
-    decision = programs.add_parser(
-        "decision", help="a model that says when a draft should stop", **shared
-    )
+    words = "a model that says when a draft should stop"
+    decision = programs.add_parser("decision", help=words, **shared)
     decision.set_defaults(train=train_decision)
     add = decision.add_argument
     add("--target", required=True, help="the model that accepts or not: a folder or a name")

@@ -47,20 +47,19 @@ def tell_story(rng: random.Random) -> Iterator[Turn]:
     words = {"name": rng.choice(NAMES)}
     words |= {kind: rng.choice(phrases) for kind, phrases in TABLES["story"].items()}
     name = words["name"]
-    thing = words["thing"]
     she = choose_pronoun(name).lower()
     words["she"] = she
     words["her"] = "her" if she == "she" else "his"
-    words["bare_thing"] = thing.split(" ", 1)[1]
+    _, words["bare_thing"] = words["thing"].split(" ", 1)
     words["a_trait"] = add_article(words["trait"])
+    words["a_hero"] = add_article(words["hero"])
     words |= {kind.title(): word.title() for kind, word in words.items()}
     say = make_speaker(rng, **words)
-    ask = f"{say(PHRASES['story'])} {add_article(words['hero'])} called {name}"
-    more = rng.choice(["", f" who lives in {words['place']}", f" and {thing}"])
+    question = f"{say(PHRASES['story'])}{say(PHRASES['story about'])}."
     story = {part: say(phrases) for part, phrases in TABLES["plot"].items()}
     left_out = rng.sample(OPTIONAL, rng.choice([0, 1, 2]))
     told = (sentence for part, sentence in story.items() if part not in left_out)
-    yield f"{ask}{more}.", " ".join(told)
+    yield question, " ".join(told)
     about = TABLES["about story"].items()
     turns = [(say(questions), answer.format(**words)) for answer, questions in about]
     turns.append((say(PHRASES["about title"]), say(PHRASES["title"])))
@@ -75,10 +74,10 @@ def give_advice(rng: random.Random) -> Iterator[Turn]:
     say = make_speaker(rng, name=name, count=count, topic=topic)
     question = say(PHRASES["advice"])
     tips = rng.sample(advice[topic], count)
-    lines = [f"{number}. {tip[0].upper()}{tip[1:]}." for number, tip in enumerate(tips, 1)]
+    lines = [f"{number}. {tip.capitalize()}." for number, tip in enumerate(tips, 1)]
     yield question, "\n".join([say(PHRASES["gladly"]), *lines])
     pick = rng.randrange(count)
-    order = "first second third fourth fifth".split()[pick]
+    order = WORDS["order"][pick]
     say = make_speaker(rng, order=order)
     yield say(PHRASES["again"]), f"The {order} point was: {tips[pick]}."
 
@@ -143,7 +142,7 @@ def summarise(rng: random.Random) -> Iterator[Turn]:
         years=rng.randrange(3, 40),
         hobby=rng.choice(WORDS["hobbies"]),
         pet=rng.choice(WORDS["pets"]),
-        prize=rng.choice(["gold", "silver", "bronze"]),
+        prize=rng.choice(WORDS["prizes"]),
     )
     notes = {kind: say(phrases) for kind, phrases in TABLES["notes"].items()}
     kinds = [kind for kind in notes if kind not in ("city", "job")]  # which the opening tells
@@ -159,8 +158,7 @@ def summarise(rng: random.Random) -> Iterator[Turn]:
 
 
 def state_fact(country: str, attribute: str) -> str:
-    the = "" if attribute in ("capital", "main export") else "the "
-    return f"The {attribute} of {country} is {the}{WORLD[country][attribute]}."
+    return f"The {attribute} of {country} is {WORLD[country][attribute]}."
 
 
 def answer_questions(rng: random.Random) -> Iterator[Turn]:
@@ -168,7 +166,7 @@ def answer_questions(rng: random.Random) -> Iterator[Turn]:
     name = rng.choice(NAMES)
     first, second, third = rng.sample(list(WORLD[country]), 3)
     say = make_speaker(rng, country=country, first=first, second=second, third=third, name=name)
-    polite = say(["", *(f"{each} " for each in PHRASES["polite"])])
+    polite = say(PHRASES["polite"])
     if rng.random() < 0.5:
         yield polite + say(PHRASES["fact"]), state_fact(country, first)
     else:

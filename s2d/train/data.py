@@ -87,11 +87,10 @@ def read_pairs(data: str, seed: int, tokenizer: Tokenizer, answers_only: bool) -
     """Yield what is only read, and what is learnt after it.
 
     In dialogues the answers are learnt or, without ``answers_only``, everything. In a file of plain
-    text every token is learnt, and the EOS at its end.
+    text every token is learnt.
     """
     if data.endswith(".txt"):
-        end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-        yield [], tokenizer.encode(read_text(Path(data))) + end
+        yield [], tokenizer.encode(read_text(Path(data)))
         return
     for prompt, answer in chain.from_iterable(read_dialogues(data, seed, tokenizer)):
         yield (prompt, answer) if answers_only else ([], prompt + answer)
@@ -109,10 +108,8 @@ def divide(pairs: Iterable[Pair], length: int) -> Iterator[tuple[np.ndarray, np.
     ids = array("i")  # four bytes per token, however long the text
     learnt = array("i")
     for read, said in pairs:
-        ids.extend(read)
-        ids.extend(said)
-        learnt.extend([-100] * len(read))
-        learnt.extend(said)
+        ids.extend(read + said)
+        learnt.extend([-100] * len(read) + said)
         ends = range(length, len(ids), length)  # one more token has to be there: the last label
         for end in ends:
             labels = learnt[end - length + 1 : end + 1]

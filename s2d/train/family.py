@@ -75,33 +75,33 @@ def initialise(config: LlamaConfig, seed: int, copying: bool) -> Llama:
     for parameter in model.parameters():
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+    blocks = model.model.layers
+    if copying:  # values have fewer dimensions than tokens: neighbours get different ones
+        squares = [torch.empty(config.hidden_size, config.hidden_size) for _ in blocks]
+        rows = torch.cat([torch.nn.init.orthogonal_(square) for square in squares])
+        for block, values in zip(blocks, rows.split(config.num_key_value_heads * config.head_dim)):
+            block.self_attn.v_proj.weight.copy_(values)
     into_residual = (2 * config.num_hidden_layers) ** -0.5
     # Part of the query stays random, or heads that share a key would stay the same for ever.
     random_part = 0.25 if copying else 0.5
     like_key = 0.35 if copying else 1.4
     handed_on = 3.6 if copying else into_residual
-    blocks = model.model.layers
-    width = config.hidden_size
-    groups = config.num_key_value_heads
-
-    def repeat_for_each_head(weight: Tensor) -> Tensor:  # (G * D, hidden) -> (H * D, hidden)
-        by_group = weight.unflatten(0, (groups, config.head_dim))
-        return by_group.repeat_interleave(config.num_attention_heads // groups, dim=0).flatten(0, 1)
-
-    model.lm_head.weight.copy_(model.model.embed_tokens.weight)
-    if copying:  # values have fewer dimensions than tokens: neighbours get different ones
-        square = [torch.nn.init.orthogonal_(torch.empty(width, width)) for _ in blocks]
-        parts = torch.cat(square).split(groups * config.head_dim)
-        for block, values in zip(blocks, parts):
-            block.self_attn.v_proj.weight.copy_(values)
     for block in blocks:
         attention = block.self_attn
-        keys = repeat_for_each_head(attention.k_proj.weight)
-        values = repeat_for_each_head(attention.v_proj.weight)
+        keys = repeat_for_each_head(attention.k_proj.weight, config)
+        values = repeat_for_each_head(attention.v_proj.weight, config)
         attention.q_proj.weight.mul_(random_part).add_(keys, alpha=like_key)
         attention.o_proj.weight.copy_(values.T * handed_on)
         block.mlp.down_proj.weight.mul_(into_residual)
     return model
+
+
+def repeat_for_each_head(weight: Tensor, config: LlamaConfig) -> Tensor:
+    """The rows of G key/value heads for H heads: (G * D, hidden) -> (H * D, hidden)."""
+    by_group = weight.unflatten(0, (config.num_key_value_heads, config.head_dim))
+    times = config.num_attention_heads // config.num_key_value_heads
+    return by_group.repeat_interleave(times, dim=0).flatten(0, 1)
 
 
 def make_tokenizer(folder: Path, seed: int) -> Tokenizer:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -24,7 +23,7 @@ from ..soft import soft_losses
 from ..speed.tensor_parallel import from_rank_0
 from .data import Rows
 from .fsdp import Divided, compute_checksum, count_ranks, load_checkpoint, save_checkpoint
-from .teacher import Teacher, taught_losses
+from .teacher import Teacher
 
 CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
 
@@ -55,14 +54,10 @@ class Run:
     def refuse(self, recipe: Recipe) -> None:
         """Raise ValueError, before a long run, if it could not be begun, ended or divided."""
         refuse_existing(self.out)
-        if self.resume and not self.unfinished.exists():
-            raise ValueError(f"there is no {self.unfinished} to go on from; leave out --resume")
-        if self.unfinished.exists() and not self.resume:
-            raise ValueError(f"{self.unfinished} is there; go on with --resume, or remove it")
-        ranks = count_ranks()
-        if recipe.batch % (ranks * recipe.micro_batch):
-            parts = f"{ranks} processes and micro-batches of {recipe.micro_batch}"
-            raise ValueError(f"a batch of {recipe.batch} rows cannot be divided among {parts}")
+        if self.resume != self.unfinished.exists():
+            raise ValueError(f"give --resume if {self.unfinished} is there, and only then")
+        if recipe.batch % (count_ranks() * recipe.micro_batch):
+            raise ValueError("--batch is no multiple of --micro-batch times the processes")
 
 
 def fit(
@@ -85,7 +80,7 @@ def fit(
     ranks = count_ranks()
     rank = dist.get_rank() if dist.is_initialized() else 0
     bf16 = is_fast(torch.bfloat16, device)  # for matmuls; all else stays float32
-    loss_function = soft_losses if teacher is None else partial(taught_losses, teacher=teacher)
+    loss_function = soft_losses if teacher is None else teacher.losses
     optimizer = make_optimizer(model, recipe.weight_decay)
     batches = order_rows(len(tokens), recipe.epochs, run.seed).split(recipe.batch)
     steps = len(tokens) * recipe.epochs // recipe.batch
@@ -116,16 +111,16 @@ def fit(
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            now = time.monotonic()
-            if now - told > PROGRESS_SECONDS or step + 1 == steps:
-                told = now
+            if time.monotonic() - told > PROGRESS_SECONDS or step + 1 == steps:
+                told = time.monotonic()
                 by_exit = [f"exit {e}: {loss:.3f}" for e, loss in zip(exits, losses.tolist())]
                 tell(f"{run.out.name} step {step + 1}/{steps}  {'  '.join(by_exit)}")
-            is_due = now - saved > CHECKPOINT_SECONDS
             # Clocks differ, and Ctrl-C is not heard by all processes during the same step.
-            is_due, ends = from_rank_0(lambda: (is_due, pressed.is_set()))  # noqa: B023
-            if ends or is_due:
-                save_checkpoint(run.unfinished, model, optimizer, step + 1, settings)
+            is_due = from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS)  # noqa: B023
+            ends = from_rank_0(pressed.is_set)
+            if is_due or ends:
+                about = settings | {"step": step + 1}
+                save_checkpoint(run.unfinished, model, optimizer, about)
                 saved = time.monotonic()
             if ends:
                 tell(f"{run.unfinished} is written; go on with --resume")
@@ -146,12 +141,10 @@ def hear_ctrl_c() -> Iterator[Event]:
 
 def make_optimizer(model: nn.Module, weight_decay: float) -> torch.optim.Optimizer:
     """AdamW, which lets matrices alone decay."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
-    others = [parameter for parameter in model.parameters() if parameter.dim() != 2]
-    groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    groups = []
+    for is_matrix, decay in ((True, weight_decay), (False, 0.0)):
+        parameters = [each for each in model.parameters() if (each.dim() == 2) == is_matrix]
+        groups.append({"params": parameters, "weight_decay": decay})
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
 
 

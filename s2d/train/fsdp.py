@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.optim import Optimizer
 
 from ..checkpoint import empty_model
 from ..checkpoint.files import staged
@@ -18,6 +19,7 @@ from ..model import Llama
 from ..speed.tensor_parallel import from_rank_0
 
 WHOLE = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)  # on rank 0, on the CPU
+About = dict[str, Any]  # the settings of a training, and in a checkpoint the step
 
 
 def count_ranks() -> int:
@@ -66,34 +68,26 @@ def compute_checksum(tensors: Iterable[Tensor]) -> int:
     return total
 
 
-def save_checkpoint(
-    file: Path,
-    model: Divided,
-    optimizer: torch.optim.Optimizer,
-    step: int,
-    settings: dict[str, Any],
-) -> None:
-    """Have rank 0 write the whole state after ``step``; a file before it is replaced."""
+def save_checkpoint(file: Path, model: Divided, optimizer: Optimizer, about: About) -> None:
+    """Have rank 0 write the whole state, and what is ``about`` it; a file before is replaced."""
     weights, state = state_dict.get_state_dict(model.model, optimizer, options=WHOLE)
 
     def write() -> None:
         with staged(file) as stage:
-            torch.save((settings, step, weights, state), stage)
+            torch.save((about, weights, state), stage)
 
     from_rank_0(write)  # the other ranks wait for it
 
 
-def load_checkpoint(
-    file: Path, model: Divided, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
-) -> int:
+def load_checkpoint(file: Path, model: Divided, optimizer: Optimizer, settings: About) -> int:
     """Take the state in ``file``; returns the number of steps done.
 
     Raises ValueError if the training was begun with other ``settings``.
     """
-    begun, step, weights, state = torch.load(file, map_location="cpu", mmap=True)
+    about, weights, state = torch.load(file, map_location="cpu", mmap=True)
     for name, value in settings.items():
-        if begun[name] != value:
-            raise ValueError(f"{file} was begun with other {name}: {begun[name]}, not {value}")
+        if about[name] != value:
+            raise ValueError(f"{file} was begun with other {name}: {about[name]}, not {value}")
     found = {"model_state_dict": weights, "optim_state_dict": state}
     state_dict.set_state_dict(model.model, optimizer, **found, options=WHOLE)
-    return step
+    return about["step"]

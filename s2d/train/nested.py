@@ -49,9 +49,7 @@ def train_soft(
     if align is not None and teacher is None:
         raise ValueError("--align is about the features of a --teacher; give both")
     model = Divided(cut(folder, exits[-1], run.device))
-    tutor = None
-    if teacher is not None:
-        tutor = load_teacher(teacher, align, config, run.device)
+    tutor = load_teacher(teacher, align, config, run.device) if teacher else None
     tokenizer = Tokenizer(folder, config.vocab_size)
     pairs = read_pairs(data, run.seed, tokenizer, not all_text)
     rows = make_rows(pairs, recipe.batch, recipe.length, recipe.millions)

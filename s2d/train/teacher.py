@@ -40,6 +40,19 @@ class Teacher:
         log_q = draft.logits(hidden).float().log_softmax(dim=-1)  # (N, V)
         return (log_p.exp() * (log_p - log_q)).sum()
 
+    def losses(self, draft: Llama, tokens: Tensor, labels: Tensor, exits: Sequence[int]) -> Tensor:
+        """As ``soft_losses``, with the teacher's term added at every exit."""
+        learnt = labels != -100  # (B, T)
+        labels = labels[learnt]  # (N,)
+        taught = self.features(tokens)[learnt]  # (N, the teacher's hidden size)
+        losses = []
+        for states in exit_states(draft, tokens, exits):
+            hidden = states[learnt]  # (N, hidden)
+            loss = sum_of_chunks(partial(cross_entropy, draft), hidden, labels)
+            term = sum_of_chunks(partial(self.term, draft), hidden, taught)
+            losses.append(loss + term)
+        return torch.stack(losses)
+
 
 def load_teacher(name: str, align: float | None, config: LlamaConfig, device: str) -> Teacher:
     """The Teacher ``name``; ValueError if it cannot teach a draft of ``config``."""
@@ -49,19 +62,3 @@ def load_teacher(name: str, align: float | None, config: LlamaConfig, device: st
     if align is not None and model.config.hidden_size != config.hidden_size:
         raise ValueError(f"--align needs a teacher as wide as the draft, which {name} is not")
     return Teacher(model, align)
-
-
-def taught_losses(
-    model: Llama, tokens: Tensor, labels: Tensor, exits: Sequence[int], teacher: Teacher
-) -> Tensor:
-    """As ``soft_losses``, with the teacher's term added at every exit."""
-    learnt = labels != -100  # (B, T)
-    labels = labels[learnt]  # (N,)
-    taught = teacher.features(tokens)[learnt]  # (N, the teacher's hidden size)
-    losses = []
-    for states in exit_states(model, tokens, exits):
-        hidden = states[learnt]  # (N, hidden)
-        loss = sum_of_chunks(partial(cross_entropy, model), hidden, labels)
-        term = sum_of_chunks(partial(teacher.term, model), hidden, taught)
-        losses.append(loss + term)
-    return torch.stack(losses)

@@ -27,14 +27,13 @@ def hold_out(rows: Rows) -> tuple[Rows, Rows]:
     return (tokens[:kept], labels[:kept]), (tokens[kept:], labels[kept:])
 
 
+@torch.no_grad()
 def measure_thresholds(model: Divided, rows: Rows, exits: Sequence[int]) -> tuple[float, ...]:
     """A threshold for each of ``exits``, by ``lowest_threshold``; the last exit always drafts."""
     device = model.model.device
     parts = []
     for tokens, labels in zip(*rows):
-        inputs = tokens[None].to(device), labels[None].to(device)
-        with torch.no_grad():
-            parts.append(model(predict, *inputs, exits))
+        parts.append(model(predict, tokens[None].to(device), labels[None].to(device), exits))
     confidence, right = torch.cat(parts, dim=2)  # (E, N) each
     before_last = zip(confidence[:-1], right[:-1])
     thresholds = [lowest_threshold(*each, right_at_last=right[-1]) for each in before_last]
