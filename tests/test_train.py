@@ -154,9 +154,8 @@ def train_on_every_rank(out):
     again = Divided(student())
     whole = losses_of(out, again, run=replace(run, resume=True), micro_batch=4)
     held = sum(parameter.to_local().numel() for parameter in again.parameters())
-    whole_model = again.gather()
-    if whole_model:
-        weights = {name: each.tolist() for name, each in whole_model.named_parameters()}
+    if weights := again.gather():
+        weights = {name: each.tolist() for name, each in weights.items()}
         losses = torch.cat([losses, whole]).tolist()
         print(json.dumps({"losses": losses, "weights": weights, "held": held}))
 

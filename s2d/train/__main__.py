@@ -59,10 +59,8 @@ def parse(arguments: list[str] | None) -> Any:
     soft.set_defaults(train=train_soft)
     add = soft.add_argument
     add("--init", required=True, help="the Llama to cut from: a folder or a name")
-    words = "layers it predicts after; it keeps those up to the last"
-    add("--exits", type=comma_separated(int), required=True, help=words)
-    words = "a file of dialogues, a text in FILE.txt, or mini (the corpus)"
-    add("--data", default="mini", help=words)
+    add("--exits", type=comma_separated(int), required=True, help="layers it predicts after")
+    add("--data", default="mini", help="dialogues, a text in FILE.txt, or mini (the corpus)")
     add("--resume", action="store_true", help="go on from the last checkpoint")
     add("--batch", type=count, help="rows per step, over all processes")
     add("--micro-batch", type=count, help="rows that go through the model at once")
@@ -72,13 +70,11 @@ def parse(arguments: list[str] | None) -> Any:
     add("--millions", type=positive, help="million tokens, at most")
     add("--all-text", action="store_true", help="learn what users say, too: pre-training")
     add("--teacher", help="a model, whose distributions are learnt as well")
-    words = "weight: the teacher's features are learnt in the place of its distributions"
-    add("--align", type=positive, help=words)
+    add("--align", type=positive, help="weight of the teacher's features, learnt instead")
 
     mini = programs.add_parser("mini", help="the miniature family, from nothing", **shared)
     mini.set_defaults(train=train_mini)
-    words = "million training tokens of each (default: its own)"
-    mini.add_argument("--millions", type=positive, help=words)
+    mini.add_argument("--millions", type=positive, help="million tokens for each (its own)")
 
     words = "a model that says when a draft should stop"
     decision = programs.add_parser("decision", help=words, **shared)
@@ -95,8 +91,7 @@ def parse(arguments: list[str] | None) -> Any:
     text.set_defaults(train=make_datastore)
     add = text.add_argument
     add("--target", required=True, help="the model whose tokens it has: a folder or a name")
-    words = "texts in UTF-8"
-    add("--from", type=Path, nargs="+", dest="files", required=True, metavar="FILE", help=words)
+    add("--from", type=Path, nargs="+", dest="files", required=True, help="texts in UTF-8")
     return parser.parse_args(arguments)
 
 

@@ -25,8 +25,6 @@ _, *ATTRIBUTES = TABLES["world"]
 WORLD = {name: dict(zip(ATTRIBUTES, facts)) for name, *facts in zip(*TABLES["world"].values())}
 CITIES = TABLES["world"]["capital"][:16]
 
-OPTIONAL = ("speak", "trouble", "fear")  # parts of a story's plot
-
 Turn = tuple[str, str]  # (question, answer)
 
 
@@ -57,7 +55,7 @@ def tell_story(rng: random.Random) -> Iterator[Turn]:
     say = make_speaker(rng, **words)
     question = f"{say(PHRASES['story'])}{say(PHRASES['story about'])}."
     story = {part: say(phrases) for part, phrases in TABLES["plot"].items()}
-    left_out = rng.sample(OPTIONAL, rng.choice([0, 1, 2]))
+    left_out = rng.sample(["speak", "trouble", "fear"], rng.choice([0, 1, 2]))
     told = (sentence for part, sentence in story.items() if part not in left_out)
     yield question, " ".join(told)
     about = TABLES["about story"].items()

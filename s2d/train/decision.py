@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ..checkpoint.config import read_config
 from ..checkpoint.files import refuse_existing
 from ..checkpoint.notices import progress, tell
-from ..checkpoint.pair import Choice, Pair, choose_pair, load_chosen
+from ..checkpoint.pair import Pair, load_pair
 from ..generation import start
 from ..mcsd.decision import Decision, fingerprint, save_decision
 from ..stats import Step
@@ -78,11 +77,10 @@ def train_decision(
     """Learn from the answers to ``prompts`` questions, and save."""
     refuse_existing(run.out)
     refuse_missing(data)
-    choice = choose_pair(target, draft)
-    questions = find_questions(choice, data, prompts, run.seed)
+    pair = load_pair(target, draft, device=run.device)
+    questions = find_questions(pair, data, prompts, run.seed)
     if not questions:
         raise ValueError(f"{data} has no question that is short enough for {target}")
-    pair = load_chosen(choice, run.device, "auto")
     torch.manual_seed(run.seed)
     size = pair.draft.config.hidden_size
     decision = Decision(features, size, THRESHOLD, fingerprint(pair.draft)).to(pair.draft.device)
@@ -92,10 +90,10 @@ def train_decision(
     tell(f"{run.out}: it learnt from {data}, {epochs} times {len(labels)} drafted tokens")
 
 
-def find_questions(choice: Choice, data: str, count: int, seed: int) -> list[list[int]]:
+def find_questions(pair: Pair, data: str, count: int, seed: int) -> list[list[int]]:
     """Prompts of at most ``count`` first questions of ``data``, with room for a draft."""
-    room = read_config(choice.folder).max_position_embeddings - 16
+    room = pair.target.config.max_position_embeddings - 16
     # Not the questions that the draft has learnt from, unless they are those of a file.
-    dialogues = read_dialogues(data, seed + 2, choice.tokenizer)
+    dialogues = read_dialogues(data, seed + 2, pair.tokenizer)
     questions = (rounds[0][0] for rounds in dialogues if rounds)
     return list(islice((each for each in questions if len(each) < room), count))

@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
-from ..checkpoint import empty_model
 from ..checkpoint.files import staged
 from ..model import Llama
 from ..speed.tensor_parallel import from_rank_0
@@ -49,14 +48,9 @@ class Divided(nn.Module):
         """``function(model, *arguments)``."""
         return function(self.model, *arguments)
 
-    def gather(self) -> Llama | None:
-        """The whole model, for rank 0; None for the others."""
-        state = state_dict.get_model_state_dict(self.model, options=WHOLE)
-        if not state:
-            return None
-        whole = empty_model(self.model.config)
-        whole.load_state_dict(state, assign=True)
-        return whole
+    def gather(self) -> dict[str, Tensor]:
+        """The whole weights by name, on rank 0; nothing on the others."""
+        return state_dict.get_model_state_dict(self.model, options=WHOLE)
 
 
 def compute_checksum(tensors: Iterable[Tensor]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import load_model, save_model
+from ..checkpoint import empty_model, load_model, save_model
 from ..checkpoint.config import read_config
 from ..checkpoint.names import find_target
 from ..checkpoint.notices import tell
@@ -74,8 +74,9 @@ def cut(folder: Path, layers: int, device: str) -> Llama:
 
 def save_trained(model: Divided, drafting: Drafting | None, run: Run, tokenizer_from: Path) -> None:
     """Write a trained model to ``run.out``, and how it drafts. No checkpoint is left."""
-    whole = model.gather()
-    if whole is not None:  # on rank 0
-        whole.config = replace(whole.config, drafting=drafting)
+    weights = model.gather()
+    if weights:  # on rank 0
+        whole = empty_model(replace(model.model.config, drafting=drafting))
+        whole.load_state_dict(weights, assign=True)
         save_model(whole, run.out, tokenizer_from)
         run.unfinished.unlink(missing_ok=True)
