@@ -17,13 +17,13 @@ from typing import Any
 TABLES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text(encoding="utf-8"))
 PHRASES = TABLES["phrases"]
 WORDS = TABLES["words"]
-NAMES = WORDS["names"]
+PRONOUNS = TABLES["pronouns"]
+NAMES = list(PRONOUNS)
 JOBS = WORDS["jobs"]
-NOUNS = [noun.split() for noun in WORDS["nouns"]]  # the first seven can be subjects
+NOUNS = WORDS["nouns"]  # the first seven can be subjects
 # Thirty-two fictional countries: what question answering must know, as WORLD["Kamuvia"]["capital"].
-_, *ATTRIBUTES = TABLES["world"]
-WORLD = {name: dict(zip(ATTRIBUTES, facts)) for name, *facts in zip(*TABLES["world"].values())}
-CITIES = TABLES["world"]["capital"][:16]
+WORLD = TABLES["world"]
+CITIES = [facts["capital"] for facts in WORLD.values()][:16]
 
 Turn = tuple[str, str]  # (question, answer)
 
@@ -31,10 +31,6 @@ Turn = tuple[str, str]  # (question, answer)
 def make_speaker(rng: random.Random, **words: Any) -> Callable[[list[str]], str]:
     """A function that says one of several phrases, at random, with ``words`` filled in."""
     return lambda phrases: rng.choice(phrases).format(**words)
-
-
-def choose_pronoun(name: str) -> str:
-    return "She" if name in WORDS["women"] else "He"
 
 
 def add_article(word: str) -> str:
@@ -45,7 +41,7 @@ def tell_story(rng: random.Random) -> Iterator[Turn]:
     words = {"name": rng.choice(NAMES)}
     words |= {kind: rng.choice(phrases) for kind, phrases in TABLES["story"].items()}
     name = words["name"]
-    she = choose_pronoun(name).lower()
+    she = PRONOUNS[name].lower()
     words["she"] = she
     words["her"] = "her" if she == "she" else "his"
     _, words["bare_thing"] = words["thing"].split(" ", 1)
@@ -89,9 +85,9 @@ def make_noun_phrase(rng: random.Random, nouns: list[list[str]], role: str) -> t
     english, german, gender = rng.choice(nouns)
     determiner = "the" if rng.random() < 0.6 else "a"
     forms = TABLES["articles and endings"][f"{determiner}, {role}"]
-    article, ending = forms["mfn".index(gender)].split()
+    article, ending = forms["mfn".index(gender)]
     if rng.random() < 0.4:
-        adjective, stem = rng.choice(WORDS["adjectives"]).split()
+        adjective, stem = rng.choice(WORDS["adjectives"])
         english, german = f"{adjective} {english}", f"{stem}{ending} {german}"
     with_article = add_article(english) if determiner == "a" else f"the {english}"
     return with_article, f"{article} {german}"
@@ -100,12 +96,12 @@ def make_noun_phrase(rng: random.Random, nouns: list[list[str]], role: str) -> t
 def make_sentence_pair(rng: random.Random) -> list[str]:
     """In English and in German."""
     subject = make_noun_phrase(rng, NOUNS[:7], "subject")
-    verb = rng.choice(WORDS["verbs"]).split()
+    verb = rng.choice(WORDS["verbs"])
     thing = make_noun_phrase(rng, NOUNS, "object")
-    where = [rng.choice(WORDS["where"]).split(" = ")] if rng.random() < 0.3 else []
+    where = [rng.choice(WORDS["where"])] if rng.random() < 0.3 else []
     english = german = [subject, verb, thing, *where]
     if rng.random() < 0.3:  # an adverb in front moves the German subject behind the verb
-        when = rng.choice(WORDS["when"]).split(" = ")
+        when = rng.choice(WORDS["when"])
         english = [when, subject, verb, thing, *where]
         german = [when, verb, subject, thing, *where]
     texts = (" ".join(pair[0] for pair in english), " ".join(pair[1] for pair in german))
@@ -133,7 +129,7 @@ def summarise(rng: random.Random) -> Iterator[Turn]:
     say = make_speaker(
         rng,
         name=name,
-        she=choose_pronoun(name),
+        she=PRONOUNS[name],
         a_job=add_article(rng.choice(JOBS)),
         city=rng.choice(CITIES),
         year=rng.randrange(1920, 1999),
@@ -199,7 +195,7 @@ def calculate(rng: random.Random) -> Iterator[Turn]:
             a = rng.randrange(2, 13)
             b = rng.randrange(1, 10)
             steps = [f"{a} + {b} = {a + b}", f"{a} + {a + b} = {2 * a + b}"]
-        words = dict(name=name, friend=friend, goods=goods, she=choose_pronoun(name))
+        words = dict(name=name, friend=friend, goods=goods, she=PRONOUNS[name])
         say = make_speaker(rng, a=a, b=b, c=c, **words)
         question = f"{say(told)} {say(PHRASES['how many'])}"
         answer = f"So the answer is {steps[1].split()[-1]} {goods}."

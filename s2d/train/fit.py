@@ -7,7 +7,6 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -91,7 +90,10 @@ def fit(
         settings["teacher"] = (compute_checksum(teacher.model.parameters()), teacher.align)
     done = load_checkpoint(run.unfinished, model, optimizer, settings) if run.resume else 0
     told = saved = time.monotonic()
-    with hear_ctrl_c() as pressed:
+    pressed = Event()
+    # Ctrl-C only sets the event, as half a step would leave useless weights.
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.set())
+    try:
         for step in range(done, steps):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, steps, recipe.lr)
@@ -126,15 +128,6 @@ def fit(
                 tell(f"{run.unfinished} is written; go on with --resume")
                 raise KeyboardInterrupt
             yield losses
-
-
-@contextmanager
-def hear_ctrl_c() -> Iterator[Event]:
-    """In this context Ctrl-C only sets the event, as half a step would leave useless weights."""
-    pressed = Event()
-    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.set())
-    try:
-        yield pressed
     finally:
         signal.signal(signal.SIGINT, before)
 
