@@ -151,23 +151,19 @@ def summarise(rng: random.Random) -> Iterator[Turn]:
     yield f"{ask} {' '.join(given)}", " ".join([opening, *(sentences[kind] for kind in kept)])
 
 
-def state_fact(country: str, attribute: str) -> str:
-    return f"The {attribute} of {country} is {WORLD[country][attribute]}."
-
-
 def answer_questions(rng: random.Random) -> Iterator[Turn]:
     country = rng.choice(list(WORLD))
+    facts = {kind: f"The {kind} of {country} is {fact}." for kind, fact in WORLD[country].items()}
     name = rng.choice(NAMES)
-    first, second, third = rng.sample(list(WORLD[country]), 3)
+    first, second, third = rng.sample(list(facts), 3)
     say = make_speaker(rng, country=country, first=first, second=second, third=third, name=name)
     polite = say(PHRASES["polite"])
     if rng.random() < 0.5:
-        yield polite + say(PHRASES["fact"]), state_fact(country, first)
+        yield polite + say(PHRASES["fact"]), facts[first]
     else:
-        answer = f"{state_fact(country, first)} {state_fact(country, second)}"
-        yield polite + say(PHRASES["facts"]), answer
+        yield polite + say(PHRASES["facts"]), f"{facts[first]} {facts[second]}"
     if rng.random() < 0.6:
-        yield say(PHRASES["other fact"]), state_fact(country, third)
+        yield say(PHRASES["other fact"]), facts[third]
 
 
 def calculate(rng: random.Random) -> Iterator[Turn]:

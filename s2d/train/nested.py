@@ -13,7 +13,6 @@ from ..checkpoint.names import find_target
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Drafting, Llama
-from ..options import default_thresholds
 from .data import make_rows, read_pairs, refuse_missing
 from .fit import Recipe, Run, fit
 from .fsdp import Divided
@@ -56,14 +55,11 @@ def train_soft(
     learnt, held_out = hold_out(rows)
     for _ in fit(model, exits, learnt, recipe, run, tutor):
         pass  # it says itself how far it is
-    thresholds = default_thresholds(len(exits))
-    if len(held_out[0]) > 0:
-        thresholds = measure_thresholds(model, held_out, exits)
+    thresholds = measure_thresholds(model, held_out, exits)
     save_trained(model, Drafting(exits, thresholds), run, folder)
     count = (learnt[1] != -100).sum()
-    words = f"it learnt {count} tokens of {len(learnt[0])} rows, {recipe.epochs} times"
-    tell(f"{run.out}: {words}; exits {exits}")
-    tell(f"thresholds {thresholds}, measured on {len(held_out[0])} rows")
+    tell(f"{run.out}: it learnt {count} tokens of {len(learnt[0])} rows, {recipe.epochs} times")
+    tell(f"exits {exits}, thresholds {thresholds}")
 
 
 def cut(folder: Path, layers: int, device: str) -> Llama:

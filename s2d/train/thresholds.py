@@ -6,30 +6,31 @@ import torch
 from torch import Tensor
 
 from ..model import Llama
+from ..options import default_thresholds
 from ..soft import exit_states
 from .data import Rows
 from .fsdp import Divided
 
 HELD_OUT = 64  # rows, at most
-FEWEST = 1000  # labelled tokens; with fewer of them thresholds stay as published
+FEWEST = 1000  # labelled tokens
 LOST = 0.01  # the part of the last exit's right tokens that an exit before it may lose
 
 
 def hold_out(rows: Rows) -> tuple[Rows, Rows]:
-    """The rows to learn from, and the last ones, which are held out: a twentieth, or none.
-
-    None are held out if a twentieth of the rows has fewer than FEWEST labelled tokens.
-    """
+    """The rows to learn from, and the last twentieth, which is held out."""
     tokens, labels = rows
     kept = len(tokens) - min(HELD_OUT, len(tokens) // 20)
-    if (labels[kept:] != -100).sum() < FEWEST:
-        kept = len(tokens)
     return (tokens[:kept], labels[:kept]), (tokens[kept:], labels[kept:])
 
 
 @torch.no_grad()
 def measure_thresholds(model: Divided, rows: Rows, exits: Sequence[int]) -> tuple[float, ...]:
-    """A threshold for each of ``exits``, by ``lowest_threshold``; the last exit always drafts."""
+    """A threshold for each of ``exits``, by ``lowest_threshold``; the last exit always drafts.
+
+    If ``rows`` have fewer than FEWEST labelled tokens, thresholds are as published.
+    """
+    if (rows[1] != -100).sum() < FEWEST:
+        return default_thresholds(len(exits))
     device = model.model.device
     parts = []
     for tokens, labels in zip(*rows):
