@@ -44,13 +44,11 @@ def all_in_float32(monkeypatch):
     monkeypatch.setattr(fit, "is_fast", lambda dtype, device: False)
 
 
-def losses_of(
-    out, model=None, stop_after=None, exits=EXITS, rows=ROWS, run=None, teacher=None, **changes
-):
-    """Losses (6, E) of a training of 6 steps."""
-    run, recipe = run or fit.Run(out), replace(RECIPE, **changes)
+def losses_of(out, model=None, stop_after=None, exits=EXITS, rows=ROWS, teacher=None, **changes):
+    """Losses (6, E) of a training of 6 steps, or of those that are left."""
     divided = model if isinstance(model, Divided) else Divided(model or student())
-    training = fit.fit(divided, exits, (rows, LABELS), recipe, run, teacher)
+    recipe = replace(RECIPE, **changes)
+    training = fit.fit(divided, exits, (rows, LABELS), recipe, fit.Run(out), teacher)
     return torch.stack(list(islice(training, stop_after)))
 
 
@@ -90,18 +88,17 @@ def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_pa
     monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)  # after every step
     for stop_after in (2, 4):
         run = fit.Run(tmp_path / f"{stop_after}")
-        losses_of(run.out, run=run, stop_after=stop_after)
-        run = replace(run, resume=True)
+        losses_of(run.out, stop_after=stop_after)
         changes = [dict(lr=1e-3), dict(exits=(2, 3)), dict(rows=ROWS.flip(0))]
         changes += [dict(teacher=Teacher(student())), dict(model=student(seed=3))]
         for change in changes:
-            raises_line(losses_of, ValueError, "was begun with other", run.out, run=run, **change)
+            raises_line(losses_of, ValueError, "was begun with other", run.out, **change)
         kept = shutil.copy(run.unfinished, tmp_path / "kept")
-        found = losses_of(run.out, run=run, micro_batch=4)  # which changes nothing but rounding
+        found = losses_of(run.out, micro_batch=4)  # which changes nothing but rounding
         assert (found - whole[stop_after:]).abs().max() < 1e-5
         shutil.copy(kept, run.unfinished)
         again = student()
-        assert torch.equal(losses_of(run.out, again, run=run), whole[stop_after:])
+        assert torch.equal(losses_of(run.out, again), whole[stop_after:])
         for one, other in zip(again.parameters(), trained.parameters()):
             assert torch.equal(one, other)
 
@@ -140,19 +137,17 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
     for name, parameter in model.named_parameters():
         assert (torch.tensor(result["weights"][name]) - parameter).abs().max() < 1e-4
     assert result["held"] < 0.55 * sum(parameter.numel() for parameter in model.parameters())
-    run = fit.Run(tmp_path / "two", resume=True)  # of the checkpoint after step 5
-    later = losses_of(run.out, run=run, micro_batch=4)
+    later = losses_of(tmp_path / "two", micro_batch=4)  # from the checkpoint after step 5
     assert len(later) == 1 and (later - alone[5:]).abs().max() < 1e-5
 
 
 def train_on_every_rank(out):
     join_processes()
     fit.CHECKPOINT_SECONDS = -1 if os.environ["RANK"] == "0" else 1e9  # rank 0's clock counts
-    run = fit.Run(out)
-    losses = losses_of(out, run=run, micro_batch=4, stop_after=5)
+    losses = losses_of(out, micro_batch=4, stop_after=5)
     fit.CHECKPOINT_SECONDS = 1e9
     again = Divided(student())
-    whole = losses_of(out, again, run=replace(run, resume=True), micro_batch=4)
+    whole = losses_of(out, again, micro_batch=4)
     held = sum(parameter.to_local().numel() for parameter in again.parameters())
     if weights := again.gather():
         weights = {name: each.tolist() for name, each in weights.items()}

@@ -28,8 +28,7 @@ def run(arguments: list[str] | None) -> None:
     if dist.is_initialized() and train is not train_soft:
         raise ValueError("this trains in a single process; start it without torchrun")
     device = own_device(options.pop("device"))
-    out, seed, resume = options.pop("out"), options.pop("seed"), options.pop("resume", False)
-    train(Run(out, str(device), seed, resume), **options)
+    train(Run(options.pop("out"), str(device), options.pop("seed")), **options)
 
 
 def seed_number(text: str) -> int:

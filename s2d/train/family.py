@@ -141,7 +141,6 @@ def train_mini(run: Run, millions: float | None = None) -> None:
         for name, miniature in MEMBERS.items():
             member = replace(run, out=run.out / name)
             if not member.out.exists():
-                member = replace(member, resume=member.unfinished.exists())
                 train_member(member, miniature, tokenizer, millions or miniature.millions)
 
 

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..checkpoint import is_fast
-from ..checkpoint.files import refuse_existing
 from ..checkpoint.notices import PROGRESS_SECONDS, tell
 from ..soft import soft_losses
 from ..speed.tensor_parallel import from_rank_0
@@ -43,20 +42,11 @@ class Run:
     out: Path  # the folder or file that it writes
     device: str = "cpu"
     seed: int = 0
-    resume: bool = False  # from the file ``unfinished``
 
     @property
     def unfinished(self) -> Path:
-        """The file from which --resume goes on; it is there until ``out`` is written."""
+        """The file from which a training goes on; it is there until ``out`` is written."""
         return self.out.with_name(f"{self.out.name}.checkpoint")
-
-    def refuse(self, recipe: Recipe) -> None:
-        """Raise ValueError, before a long run, if it could not be begun, ended or divided."""
-        refuse_existing(self.out)
-        if self.resume != self.unfinished.exists():
-            raise ValueError(f"give --resume if {self.unfinished} is there, and only then")
-        if recipe.batch % (count_ranks() * recipe.micro_batch):
-            raise ValueError("--batch is no multiple of --micro-batch times the processes")
 
 
 def fit(
@@ -70,9 +60,10 @@ def fit(
     """Train ``model`` in place, all ``exits`` together; yields the losses (E,) of each step.
 
     The loss is the mean over all labelled tokens of a step, however they are divided among
-    micro-batches and processes. A resumed training has the losses and weights of an uninterrupted
-    one. Raises ValueError if its checkpoint is another training's, and if the loss is not finite;
-    and KeyboardInterrupt after Ctrl-C, when the step has ended and a checkpoint is written.
+    micro-batches and processes. A training goes on from its checkpoint if that is there, and has
+    the losses and weights of an uninterrupted one. Raises ValueError if the checkpoint is another
+    training's, and if the loss is not finite; and KeyboardInterrupt after Ctrl-C, when the step has
+    ended and a checkpoint is written.
     """
     tokens, labels = rows
     device = model.model.device
@@ -88,7 +79,9 @@ def fit(
     settings |= {"rows": compute_checksum(rows), "weights": model.checksum, "teacher": None}
     if teacher is not None:
         settings["teacher"] = (compute_checksum(teacher.model.parameters()), teacher.align)
-    done = load_checkpoint(run.unfinished, model, optimizer, settings) if run.resume else 0
+    done = 0
+    if run.unfinished.exists():
+        done = load_checkpoint(run.unfinished, model, optimizer, settings)
     told = saved = time.monotonic()
     pressed = Event()
     # Ctrl-C only sets the event, as half a step would leave useless weights.

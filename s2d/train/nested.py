@@ -9,13 +9,14 @@ from typing import Any
 
 from ..checkpoint import empty_model, load_model, save_model
 from ..checkpoint.config import read_config
+from ..checkpoint.files import refuse_existing
 from ..checkpoint.names import find_target
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Drafting, Llama
 from .data import make_rows, read_pairs, refuse_missing
 from .fit import Recipe, Run, fit
-from .fsdp import Divided
+from .fsdp import Divided, count_ranks
 from .teacher import load_teacher
 from .thresholds import hold_out, measure_thresholds
 
@@ -30,6 +31,7 @@ def train_soft(
     init: str,
     exits: tuple[int, ...],
     data: str,
+    resume: bool = False,
     all_text: bool = False,
     teacher: str | None = None,
     align: float | None = None,
@@ -37,7 +39,11 @@ def train_soft(
 ) -> None:
     """Train the draft that the command line asks for; ``options`` replace fields of its recipe."""
     recipe = replace(MINI if data == "mini" else PAPER, **options)
-    run.refuse(recipe)
+    refuse_existing(run.out)
+    if resume != run.unfinished.exists():
+        raise ValueError(f"give --resume if {run.unfinished} is there, and only then")
+    if recipe.batch % (count_ranks() * recipe.micro_batch):
+        raise ValueError("--batch is no multiple of --micro-batch times the processes")
     refuse_missing(data)
     folder = find_target(init)
     config = read_config(folder)

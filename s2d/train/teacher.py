@@ -25,11 +25,6 @@ class Teacher:
     model: Llama
     align: float | None = None
 
-    @torch.no_grad()
-    def features(self, tokens: Tensor) -> Tensor:
-        """What the teacher's LM head reads, (B, T, its hidden size), of tokens (B, T)."""
-        return self.model.model.norm(self.model.run_layers(self.model.embed(tokens)))
-
     def term(self, draft: Llama, hidden: Tensor, taught: Tensor) -> Tensor:
         """How far hidden states (N, hidden) are from the features ``taught``, summed over N."""
         if self.align is not None:
@@ -44,7 +39,9 @@ class Teacher:
         """As ``soft_losses``, with the teacher's term added at every exit."""
         learnt = labels != -100  # (B, T)
         labels = labels[learnt]  # (N,)
-        taught = self.features(tokens)[learnt]  # (N, the teacher's hidden size)
+        with torch.no_grad():  # what the teacher's LM head reads
+            states = self.model.run_layers(self.model.embed(tokens))
+            taught = self.model.model.norm(states[learnt])  # (N, the teacher's hidden size)
         losses = []
         for states in exit_states(draft, tokens, exits):
             hidden = states[learnt]  # (N, hidden)
