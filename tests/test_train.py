@@ -103,7 +103,8 @@ def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_pa
             assert torch.equal(one, other)
 
 
-def test_ctrl_c_ends_a_training_after_its_step_with_a_checkpoint(tmp_path, capsys):
+def test_what_is_saved_when_a_training_ends_early(tmp_path, monkeypatch, capsys):
+    """At Ctrl-C the step that was begun, too; never a step whose loss is not finite."""
     run = fit.Run(tmp_path / "a")
     training = fit.fit(Divided(student()), EXITS, (ROWS, LABELS), RECIPE, run)
     next(training)
@@ -113,16 +114,13 @@ def test_ctrl_c_ends_a_training_after_its_step_with_a_checkpoint(tmp_path, capsy
     assert "a.checkpoint is written; go on with --resume" in capsys.readouterr().err
     assert torch.load(run.unfinished)[0]["step"] == 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_loss_that_is_not_finite_ends_the_training_before_it_is_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)
-    model, run = student(), fit.Run(tmp_path / "a")
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)  # after every step
+    model = student()
     training = fit.fit(Divided(model), EXITS, (ROWS, LABELS), RECIPE, run)
     next(training)
     model.lm_head.weight.data[0, 0] = math.nan
-    raises_line(next, ValueError, "the loss of step 2 is not finite", training)
-    assert torch.load(run.unfinished)[0]["step"] == 1
+    raises_line(next, ValueError, "the loss of step 4 is not finite", training)
+    assert torch.load(run.unfinished)[0]["step"] == 3
 
 
 def test_two_processes_give_the_losses_of_one(tmp_path):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ..cli.program import Parser, comma_separated, count, positive, run_program
 from ..speed.tensor_parallel import join_processes, own_device
-from .decision import FEATURES, train_decision
+from .decision import LEARNING_RATE, train_decision
 from .family import train_mini
 from .fit import Run
 from .nested import MINI, PAPER, train_soft
@@ -81,7 +81,7 @@ def parse(arguments: list[str] | None) -> Any:
     add = decision.add_argument
     add("--target", required=True, help="the model that accepts or not: a folder or a name")
     add("--draft", required=True, help="the draft that is to stop")
-    add("--features", choices=FEATURES, default="stats", help="hidden states, or figures of q")
+    add("--features", choices=LEARNING_RATE, default="stats", help="hidden states, or figures of q")
     add("--data", default="mini", help="a file of dialogues, or mini (the corpus)")
     add("--prompts", type=count, default=400, help="at most; it is answered twice")
     add("--epochs", type=count, default=6, help="times that all of them are learnt from")

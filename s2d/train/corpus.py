@@ -40,8 +40,7 @@ def add_article(word: str) -> str:
 def tell_story(rng: random.Random) -> Iterator[Turn]:
     words = {"name": rng.choice(NAMES)}
     words |= {kind: rng.choice(phrases) for kind, phrases in TABLES["story"].items()}
-    name = words["name"]
-    she = PRONOUNS[name].lower()
+    she = PRONOUNS[words["name"]].lower()
     words["she"] = she
     words["her"] = "her" if she == "she" else "his"
     _, words["bare_thing"] = words["thing"].split(" ", 1)

@@ -19,7 +19,6 @@ from .data import read_dialogues, refuse_missing
 from .fit import Run
 
 LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}  # at its peak, by features
-FEATURES = tuple(LEARNING_RATE)
 THRESHOLD = 0.4  # drafting stops where no path is as likely to be accepted as this
 
 
@@ -74,11 +73,15 @@ def fit_decision(
 def train_decision(
     run: Run, target: str, draft: str, features: str, data: str, prompts: int, epochs: int
 ) -> None:
-    """Learn from the answers to ``prompts`` questions, and save."""
+    """Learn from the answers to the first ``prompts`` questions of ``data``, and save."""
     refuse_existing(run.out)
     refuse_missing(data)
     pair = load_pair(target, draft, device=run.device)
-    questions = find_questions(pair, data, prompts, run.seed)
+    room = pair.target.config.max_position_embeddings - 16  # for a draft
+    # Not the questions that the draft has learnt from, unless they are those of a file.
+    dialogues = read_dialogues(data, run.seed + 2, pair.tokenizer)
+    firsts = (rounds[0][0] for rounds in dialogues if rounds)
+    questions = list(islice((each for each in firsts if len(each) < room), prompts))
     if not questions:
         raise ValueError(f"{data} has no question that is short enough for {target}")
     torch.manual_seed(run.seed)
@@ -88,12 +91,3 @@ def train_decision(
     fit_decision(decision, inputs, labels, epochs, run.seed)
     save_decision(decision, run.out)
     tell(f"{run.out}: it learnt from {data}, {epochs} times {len(labels)} drafted tokens")
-
-
-def find_questions(pair: Pair, data: str, count: int, seed: int) -> list[list[int]]:
-    """Prompts of at most ``count`` first questions of ``data``, with room for a draft."""
-    room = pair.target.config.max_position_embeddings - 16
-    # Not the questions that the draft has learnt from, unless they are those of a file.
-    dialogues = read_dialogues(data, seed + 2, pair.tokenizer)
-    questions = (rounds[0][0] for rounds in dialogues if rounds)
-    return list(islice((each for each in questions if len(each) < room), count))

@@ -55,7 +55,6 @@ MEMBERS = {
     # To foresee the questions as well, a model that copies would first have to unlearn it.
     "mini-70b": Miniature(make_config(20, 256, 8, 2), 4.0, 1.5e-3, copying=True, answers_only=True),
 }
-DRAFT_EXITS = (2, 3, 4)
 # Fast for every target, on questions like the corpus and on others.
 # Exit 4 is no better than exit 3, and takes longer (bench/README.md, "tuned").
 DRAFTING = Drafting((2, 3), (0.6, 0.0), length=12, stop=0.35, tree=(3, 12, 32))
@@ -146,7 +145,7 @@ def train_mini(run: Run, millions: float | None = None) -> None:
 
 def train_member(run: Run, miniature: Miniature, tokenizer: Tokenizer, millions: float) -> None:
     if run.out.name == "mini-draft":
-        exits = DRAFT_EXITS
+        exits = (2, 3, 4)
         drafting = DRAFTING
         run = replace(run, seed=run.seed + 1)
         model = cut(run.out.with_name("mini-7b"), exits[-1], run.device)

@@ -76,9 +76,8 @@ def fit(
     steps = len(tokens) * recipe.epochs // recipe.batch
     # All that decides what the losses are.
     settings = asdict(replace(recipe, micro_batch=1)) | {"exits": exits, "seed": run.seed}
-    settings |= {"rows": compute_checksum(rows), "weights": model.checksum, "teacher": None}
-    if teacher is not None:
-        settings["teacher"] = (compute_checksum(teacher.model.parameters()), teacher.align)
+    settings |= {"rows": compute_checksum(rows), "weights": model.checksum}
+    settings["teacher"] = teacher and (compute_checksum(teacher.model.parameters()), teacher.align)
     done = 0
     if run.unfinished.exists():
         done = load_checkpoint(run.unfinished, model, optimizer, settings)

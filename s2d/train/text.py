@@ -19,5 +19,4 @@ def make_datastore(run: Run, target: str, files: list[Path]) -> None:
     tokenizer = Tokenizer(folder, config.vocab_size)
     documents = [tokenizer.encode(read_text(file)) for file in files]
     save_datastore(run.out, documents, config)
-    tokens = sum(map(len, documents))
-    tell(f"{run.out}: {len(documents)} documents, {tokens} tokens")
+    tell(f"{run.out}: {len(documents)} documents, {sum(map(len, documents))} tokens")
