@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+Turn = tuple[str, str]  # (question, answer)
 # {table: {kind: phrases}}, whose {words} are filled in. In "about story" and "about person" a kind
 # is an answer, and its phrases ask for it.
 TABLES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text(encoding="utf-8"))
@@ -24,8 +25,6 @@ NOUNS = WORDS["nouns"]  # the first seven can be subjects
 # Thirty-two fictional countries: what question answering must know, as WORLD["Kamuvia"]["capital"].
 WORLD = TABLES["world"]
 CITIES = [facts["capital"] for facts in WORLD.values()][:16]
-
-Turn = tuple[str, str]  # (question, answer)
 
 
 def make_speaker(rng: random.Random, **words: Any) -> Callable[[list[str]], str]:

@@ -107,14 +107,13 @@ def fit(
             optimizer.zero_grad()
             if time.monotonic() - told > PROGRESS_SECONDS or step + 1 == steps:
                 told = time.monotonic()
-                by_exit = [f"exit {e}: {loss:.3f}" for e, loss in zip(exits, losses.tolist())]
+                by_exit = [f"exit {each}: {loss:.3f}" for each, loss in zip(exits, losses)]
                 tell(f"{run.out.name} step {step + 1}/{steps}  {'  '.join(by_exit)}")
             # Clocks differ, and Ctrl-C is not heard by all processes during the same step.
             is_due = from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS)  # noqa: B023
             ends = from_rank_0(pressed.is_set)
             if is_due or ends:
-                about = settings | {"step": step + 1}
-                save_checkpoint(run.unfinished, model, optimizer, about)
+                save_checkpoint(run.unfinished, model, optimizer, settings | {"step": step + 1})
                 saved = time.monotonic()
             if ends:
                 tell(f"{run.unfinished} is written; go on with --resume")
