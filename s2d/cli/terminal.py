@@ -100,9 +100,6 @@ def acceptance(stats: Stats, exits: Iterable[int | Exit]) -> dict[str, Any]:
     """
     steps = stats.depth_sent[1]
     depths = range(1, len(stats.depth_sent) + 1)
-    accepted = [stats.depth_accepted[depth] for depth in depths]
-    reached = [steps, *accepted, 0]  # at k: the steps with at least k accepted tokens
-    histogram = [more - fewer for more, fewer in zip(reached, reached[1:])]
     layers = [each if isinstance(each, int) else each.exit_layer for each in exits]
     per_exit = {}
     for index, layer in enumerate(layers):
@@ -112,20 +109,13 @@ def acceptance(stats: Stats, exits: Iterable[int | Exit]) -> dict[str, Any]:
             "num_draft_tokens": stats.exit_counts[layer],
             "num_accepted_draft_tokens": stats.exit_accepted[layer],
         }
-    # A step without a tree emits its bonus token alone. If the roots of trees come from the target,
-    # no step emits a bonus token.
-    tokens = sum(stats.accept_lengths)
-    bonus_tokens = tokens - stats.accepted_tokens
-    tokens_without_tree = min(bonus_tokens, stats.steps - steps)
     return {
-        "mean_acceptance_length": (tokens - tokens_without_tree) / steps if steps else None,
         "draft_acceptance_rate": stats.accepted_tokens / stats.draft_tokens if steps else None,
-        "acceptance_histogram": histogram,
         "num_spec_steps": steps,
         "num_draft_tokens": stats.draft_tokens,
         "num_accepted_draft_tokens": stats.accepted_tokens,
         "num_drafts_per_pos": [stats.depth_sent[depth] for depth in depths],
-        "num_accepted_tokens_per_pos": accepted,
+        "num_accepted_tokens_per_pos": [stats.depth_accepted[depth] for depth in depths],
         "per_exit": per_exit,
     }
 
