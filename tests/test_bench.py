@@ -209,7 +209,7 @@ def test_the_whole_command(questions, tmp_path, capsys):
         texts.add(json.dumps([choice["turns"], one["choices"][0]["turns"]]))
     assert len(texts) == 1
     found = json.loads((tmp_path / "out/results.json").read_text())
-    assert found["machine"]["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(found["machine"]["versions"]["torch"])
     assert found["machine"]["processor"] and found["arguments"]["check"] is True
     assert [each["title"] for each in found["comparisons"]] == ["7b T=0", "7b T=1"]
     last = found["comparisons"][1]
