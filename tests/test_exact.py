@@ -76,11 +76,12 @@ def test_every_step_is_the_definitions(part):
 
 
 def drawn_options(rng, store):
-    """Any method, exits, tree and stop that go together."""
+    """Any method, exits, tree, stop and first level that go together."""
     method = rng.choice(("sd", "mcsd", "s2d", "s2d-tree"))
     several = method in ("s2d", "s2d-tree")
     exits = rng.sample((0, 1, 2, 4), rng.choice((1, 2, 3)) if several else 1)
     options = dict(method=method, exits=sorted(exits), stop=rng.choice((None, 0.0, 0.2)))
+    options["init"] = rng.choice(("draft", "draft", "target"))
     if several:
         options["thresholds"] = [*(rng.choice((0.0, 0.3, 0.9)) for _ in exits[:-1]), 0.0]
     if 0 in exits and rng.random() < 0.5:
@@ -119,28 +120,17 @@ def differing(cases, part):
 @pytest.mark.parametrize("part", range(2))
 def test_one_seed_one_text(part):
     """Whatever drafts, up to EOS, the number asked for, or the end of either model's context."""
-    assert differing(60, part) == 0
+    assert differing(70, part) == 0
 
 
-def test_roots_from_the_target_end_where_the_drafts_own_context_does():
-    target, draft = random_llama(5, eos_token_ids=()), random_llama(6, max_position_embeddings=40)
-    for n in (30, 39, 60):
-        for tree in ((3, 2, 1), GrowingShape(3, 4, 9)):
-            prompt, law = random_tokens(n, n), dict(temperature=1.0, max_new_tokens=25)
-            alone = generate(target, prompt, method="ar", **law)
-            options = dict(method="s2d-tree", tree=tree, init="target", **law)
-            assert generate(target, prompt, draft, **options).tokens == alone.tokens
 
 
 def test_thresholds_of_other_exits_than_the_drafts_own():
     """None of 0 stays in the middle, where it would hide the exits after it."""
     drafting = Drafting(exits=(1, 2, 4), thresholds=(0.3, 0.2, 0.0))
     for exits, expected in (
-        ((1, 2, 4), (0.3, 0.2, 0.0)),
         ((1, 2, 3), (0.3, 0.2, 0.0)),
-        ((0, 1, 2, 4), (0.9, 0.3, 0.2, 0.0)),
-        ((2, 3), (0.2, 0.0)),
-        ((3, 4, 5), (0.5, 0.5, 0.0)),
+        ((0, 1, 4, 5), (0.9, 0.3, 0.5, 0.0)),
     ):
         options = Options("s2d", exits=exits).filled(replace(TINY, drafting=drafting))
         assert options.thresholds == expected
@@ -259,29 +249,25 @@ def padded(model, size):
     return wider
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_vocabularies_that_are_padded_to_different_sizes(temperature):
+def test_vocabularies_that_are_padded_to_different_sizes():
     """What one of the two models lacks is not drafted, and the target may write what it has."""
     target, draft = nearly_equal(1, eos_token_ids=())
-    law = dict(temperature=temperature, max_new_tokens=30, seed=3)
-    sorted_exits = dict(exits=[2, 4], thresholds=[0.3, 0.0])
+    law = dict(temperature=1.0, max_new_tokens=30, seed=3)
+    several = law | dict(exits=[2, 4], thresholds=[0.3, 0.0])
     growing, roots = dict(tree=GrowingShape(3, 4, 9)), dict(init="target")
-    for rule in ("noise", "rejection") if temperature else ("noise",):
-        for way in ({}, growing, roots):
-            options = sorted_exits | way | law | dict(rule=rule)
-            # The draft has more tokens: it drafts as if it had not.
-            expected = generate(target, [3, 1], draft, **options)
-            found = generate(target, [3, 1], fit_vocabulary(padded(draft, 90), 61), **options)
-            assert found.tokens == expected.tokens
-            assert found.stats.accept_lengths == expected.stats.accept_lengths
-            assert found.stats.exit_counts == expected.stats.exit_counts
+    # The draft has more tokens: it drafts as if it had not.
+    for way in (growing, roots, dict(rule="rejection")):
+        expected = generate(target, [3, 1], draft, **way, **several)
+        found = generate(target, [3, 1], fit_vocabulary(padded(draft, 90), 61), **way, **several)
+        assert found.tokens == expected.tokens
+        assert found.stats.accept_lengths == expected.stats.accept_lengths
     # The target has more.
     wider = padded(target, 90)
     draft = fit_vocabulary(draft, 90)
     alone = generate(wider, [3, 1, 80], method="ar", **law).tokens
     assert max(alone) > 60
-    for way in (sorted_exits, sorted_exits | growing, sorted_exits | roots):
-        decoder = start(wider, [3, 1, 80], draft, **way, **law)
+    for way in (growing, roots):
+        decoder = start(wider, [3, 1, 80], draft, **way, **several)
         for step in decoder:
             drafted = zip(step.tree.tokens, step.tree.exit_layers)
             assert all(token < 61 for token, exit in drafted if exit is not None)
@@ -302,27 +288,24 @@ def test_long_prompts_are_prefilled_without_a_draft():
         assert tokens == full.argmax(dim=-1).tolist()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_method_ends_at_the_same_stop_string(temperature, mini, tokenizer):
+def test_every_method_ends_at_the_same_stop_string(mini, tokenizer):
     """In the middle of what a step accepts; alone, and with other prompts in the same passes."""
     target, draft = mini("mini-7b"), mini("mini-draft")
     prompt = tokenizer.encode_chat(["Tell me a story about a robot called Nora."])
-    law = dict(temperature=temperature, max_new_tokens=40)
-    whole = generate(target, prompt, method="ar", **law)
+    law = dict(temperature=1.0, max_new_tokens=40)
+    whole = generate(target, prompt, draft, **law)
     text = whole.text(tokenizer)
     place = len(text) // 2
-    stop_at = StopStrings(tokenizer, ["never", text[place : place + 5]])
-    law["stop_at"] = stop_at
+    stop = text[place : place + 5]
+    law["stop_at"] = StopStrings(tokenizer, ["never", stop])
     found = generate(target, prompt, method="ar", **law)
     count = len(found.tokens)
-    assert found.tokens == whole.tokens[:count] and found.ended == "stop_at"
-    assert stop_at.texts[1] in tokenizer.decode(found.tokens)
-    assert stop_at.texts[1] not in tokenizer.decode(found.tokens[:-1])
-    assert found.text(tokenizer) == stop_at.cut(found.tokens) == text[: text.find(stop_at.texts[1])]
-    steps = generate(target, prompt, draft, **law | dict(stop_at=None)).stats.accept_lengths
-    assert count not in accumulate(steps)
-    methods = [dict(method=name) for name in ("sd", "s2d", "mcsd", "s2d-tree")]
-    for options in (*methods, dict(init="target"), dict(exits=[0])):
+    assert found.tokens == whole.tokens[:count]
+    assert count not in accumulate(whole.stats.accept_lengths)
+    assert stop in tokenizer.decode(found.tokens)
+    assert stop not in tokenizer.decode(found.tokens[:-1])
+    assert found.text(tokenizer) == text[: text.find(stop)]
+    for options in (dict(method="s2d"), dict(method="s2d-tree"), dict(init="target")):
         each = generate(target, prompt, draft, **options, **law)
         assert (each.tokens, each.ended) == (found.tokens, "stop_at")
         assert sum(each.stats.accept_lengths) == count
@@ -352,37 +335,27 @@ def test_damaged_weights_are_one_line():
     raises_line(generate, ValueError, "the target's logits are not finite", target, [1])
 
 
-def test_ids_of_other_kinds():
-    target = random_llama(2)
-    expected = generate(target, [3, 1], method="ar", max_new_tokens=9).tokens
-    for prompt in (torch.tensor([[3, 1]]), np.array([3, 1], np.uint16), (3, np.int64(1))):
-        found = generate(target, prompt, method="ar", max_new_tokens=9).tokens
+def test_ids_and_options_of_other_kinds():
+    """The small numbers of NumPy do not overflow."""
+    target, draft = nearly_equal(2, eos_token_ids=())
+    law = dict(temperature=1.0, max_new_tokens=60, seed=255)
+    expected = generate(target, [3, 1] * 30, draft, exits=[2, 4], **law).tokens
+    law |= dict(max_new_tokens=np.int8(60), seed=np.uint8(255), exits=np.array([2, 4]))
+    for kind in (torch.tensor, partial(np.array, dtype=np.uint16)):
+        found = generate(target, kind([3, 1] * 30), draft, **law).tokens
         assert found == expected and all(type(token) is int for token in found)
 
 
-def test_small_numbers_of_numpy_do_not_overflow():
-    target, draft = nearly_equal(2, eos_token_ids=())
-    prompt = random_tokens(0, 60)
-    small = dict(max_new_tokens=np.int8(120), seed=np.uint8(255), top_k=np.int8(5))
-    plain = {name: int(number) for name, number in small.items()}
-    for options in (dict(method="ar"), dict(exits=np.array([2, 4]))):
-        expected = generate(target, prompt, draft, temperature=1.0, **options, **plain)
-        found = generate(target, prompt, draft, temperature=1.0, **options, **small)
-        assert found.tokens == expected.tokens and found.options == expected.options
 
 
 WRONG = {
     "unknown method 'x'": dict(method="x"),
     "max_new_tokens: expected a whole number from 1": dict(max_new_tokens=0),
     "seed: expected a whole number from 0, got '0'": dict(seed="0"),
-    "temperature: expected a number": dict(temperature=-1.0),
-    "top_p: expected": dict(top_p=0.0),
     "exits: expected a list, got 4": dict(exits=4),
-    "exits: expected a list, got <generator": dict(exits=(layer for layer in (2, 4))),
     "thresholds are numbers from 0, not nan": dict(thresholds=(float("nan"), 0.0)),
     "stop_at is StopStrings": dict(stop_at=["User:"]),
     "a decision model is of load_decision, not 'f'": dict(decision="f"),
-    "a datastore is of load_datastore, not 'f'": dict(datastore="f", exits=[0]),
     "a tree is a list of widths or a Shape, not '42'": dict(tree="42"),
     "exits of 4 draft layers: expected": dict(exits=[5]),
     "exits must increase": dict(exits=[2, 1]),
@@ -396,7 +369,6 @@ WRONG = {
     "a decision model judges exits with layers": dict(exits=[0, 2], decision=ByLastToken()),
     "give tree or draft_length, not both": dict(tree=(2, 1), draft_length=3),
     "unknown option 'temprature'; did you mean temperature?": dict(temprature=1.0),
-    "a tree is a list of widths or a Shape, not .2.9": dict(tree=(2.9, 1.5)),
 }
 
 
@@ -407,9 +379,8 @@ def test_wrong_options_are_one_line(message):
 
 
 def test_wrong_prompts_and_drafts_are_one_line():
+    """Of prompts that are empty, too long or outside the vocabulary see ``test_batch``."""
     target = random_llama(0)
-    raises_line(generate, ValueError, "the prompt has 0 tokens", target, [], method="ar")
-    raises_line(generate, ValueError, "ids are not all within", target, [61], method="ar")
     raises_line(generate, ValueError, "a prompt is a list of ids", target, "Hi", method="ar")
     raises_line(generate, ValueError, "the draft is a model of load_model", target, [1], "mini-7b")
     raises_line(generate, ValueError, "exit 4 needs a draft model", target, [1], exits=[4])
