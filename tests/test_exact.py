@@ -123,15 +123,10 @@ def test_one_seed_one_text(part):
     assert differing(70, part) == 0
 
 
-
-
 def test_thresholds_of_other_exits_than_the_drafts_own():
     """None of 0 stays in the middle, where it would hide the exits after it."""
     drafting = Drafting(exits=(1, 2, 4), thresholds=(0.3, 0.2, 0.0))
-    for exits, expected in (
-        ((1, 2, 3), (0.3, 0.2, 0.0)),
-        ((0, 1, 4, 5), (0.9, 0.3, 0.5, 0.0)),
-    ):
+    for exits, expected in (((1, 2, 3), (0.3, 0.2, 0.0)), ((0, 1, 4, 5), (0.9, 0.3, 0.5, 0.0))):
         options = Options("s2d", exits=exits).filled(replace(TINY, drafting=drafting))
         assert options.thresholds == expected
 
@@ -344,8 +339,6 @@ def test_ids_and_options_of_other_kinds():
     for kind in (torch.tensor, partial(np.array, dtype=np.uint16)):
         found = generate(target, kind([3, 1] * 30), draft, **law).tokens
         assert found == expected and all(type(token) is int for token in found)
-
-
 
 
 WRONG = {

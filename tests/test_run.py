@@ -206,7 +206,9 @@ def test_many_prompts_at_once(tmp_path, monkeypatch, capsys):
 
 def test_the_comparison_is_made_for_any_prompt(capsys):
     common = "--target", "7b", "--max-new-tokens", 4, "--prompt", QUESTION
-    lossless = r"^method +s2d, lossless, up to rounding in float32\ntiming the .*\nspeed .* times as"
+    lossless = (
+        r"^method +s2d, lossless, up to rounding in float32\ntiming the .*\nspeed .* times as"
+    )
     assert program(run.main, *common, "--compare", "--dtype", "float32") == 0
     assert re.search(lossless, error_of(capsys), re.M)
 

@@ -40,10 +40,23 @@ CASES = {
     | {"temperature": 2.0, "rule": "rejection"},
     "lossy roots": {"method": "mcsd", "init": "target", "tree": (3, 2)} | REJECTION,
     "rejected chain below a root": {"method": "s2d", "init": "target"} | REJECTION,
-    "root": {"method": "s2d", "init": "target", "temperature": 1.0},
     "own rule": {"method": "s2d", "rule": Careless()},
 }
 close = functools.partial(pytest.approx, rel=6e-3, abs=1e-12)  # three digits
+
+
+class Hostile:
+    """A tokenizer whose every token is something to be careful with."""
+
+    TEXTS = ["</script><script>hacked = 1</script>", "<img src=x onerror='hacked = 1'>", '"&amp;']
+    special: dict = {}
+    TEXTS += ["שלום", "👩‍🔬", "\n", "\u2028", "@@data@@", "${1}", ""]
+
+    def decode(self, ids):
+        return "".join(self.TEXTS[token % len(self.TEXTS)] for token in ids)
+
+    def encode(self, text):
+        return [9]
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +64,14 @@ def known(mini, tokenizer, tmp_path_factory):
     """known("chain") -> (the page, what is recorded in it, the Steps, the Decoder)."""
 
     @functools.cache
-    def make(case, tokenizer=tokenizer):
+    def make(case):
         draft = None if case == "ar" else mini("mini-draft")
         options = {"max_new_tokens": 40, "seed": 3} | CASES[case]
         generation = start(mini("mini-7b"), prompt, draft, **options)
         file = tmp_path_factory.mktemp("pages") / "page.html"
         colors = color_exits(own=(2, 3, 4), used=generation.options.exits)
-        recorder = Recorder(tokenizer, generation, {"target": "T"}, colors)
+        texts = Hostile() if case == "own rule" else tokenizer
+        recorder = Recorder(texts, generation, {"target": "T"}, colors)
         steps = list(recorder.record())
         write_page(recorder.data(), file)
         assert generation.tokens == generate(mini("mini-7b"), prompt, draft, **options).tokens
@@ -129,10 +143,9 @@ def check_rejection(position, p, q, tokens):
             assert following in (None, ["q without", token, close(q[ids].tolist())])
 
 
-@pytest.mark.parametrize("case", ["growing tree", "rejected chain below a root"])
-def test_every_exit_that_was_asked_says_what_the_definition_says(case, known, mini):
+def test_every_exit_that_was_asked_says_what_the_definition_says(known, mini):
     """At every position; of the exits in order those up to the one that drafted."""
-    _, data, steps, _ = known(case)
+    _, data, steps, _ = known("growing tree")
     seen = []
     for shown, step in zip(data["steps"][:4], steps):
         for position, node in zip(shown["positions"], [0, *step.accepted], strict=True):
@@ -148,10 +161,9 @@ def test_every_exit_that_was_asked_says_what_the_definition_says(case, known, mi
 
 
 ALL_STEPS = """const cells = (row) => all("th, td", row).map((each) => each.textContent);
-const colored = (each) => [each.textContent, getComputedStyle(each).color];
 all(".lit, .chosen").forEach((each) => each.classList.remove("lit", "chosen"));
 return [texts("#answer"), all("#answer span").map((each) => each.className),
-all("#legend span").map(colored),
+typeof hacked + document.images.length,
 Array.from({ length: Number(all("#slider")[0].max) + 1 }, (_, step) => {
   if (step) all("#next")[0].click();
   const opened = all("#positions button").findIndex((each) => each.ariaPressed === "true");
@@ -170,24 +182,22 @@ Array.from({ length: Number(all("#slider")[0].max) + 1 }, (_, step) => {
 
 
 # One for each rule; a browser is slow.
-PAGES = ["ar", "chain", "growing tree", "growing tree of drawn tokens", "rejected tree that ends"]
+PAGES = ["chain", "growing tree", "growing tree of drawn tokens", "rejected tree that ends"]
 PAGES += ["lossy roots", "own rule"]
 
 
 @pytest.mark.parametrize("case", PAGES)
 def test_the_page_shows_the_record(case, known, tokenizer):
+    """Whatever is in the texts, which are no markup and no script."""
     file, data, _, generation = known(case)
-    answer, sources, legend, on_page = browse(file, ALL_STEPS)
+    answer, sources, harm, on_page = browse(file, ALL_STEPS)
     about = data["about"]
-    assert answer == [tokenizer.decode(generation.tokens)]
+    texts = Hostile() if case == "own rule" else tokenizer
+    assert answer == [texts.decode(generation.tokens)] and harm == "undefined0"
     given = [exit for step in data["steps"] for exit in step["sources"]]
     colors = dict(zip((2, 3, 4), COLORS))  # by the draft's own list, whichever are used
     classes = {exit: f"exit {color.name}" for exit, color in colors.items()} | {None: "target"}
     assert sources == [classes[exit] for exit in given]
-    for text, color in legend:
-        if name := re.fullmatch(r"the draft, exit (\d): \d+", text):
-            red, green, blue = map(int, re.findall(r"\d+", color))
-            assert f"#{red:02x}{green:02x}{blue:02x}" == colors[int(name[1])].light
     for number, (seen, step) in enumerate(zip(on_page, data["steps"], strict=True), 1):
         path, parents = step["path"], step["nodes"]["parents"]
         words = f"{number} of .* {len(parents) - 1} drafted .* {len(path)} accepted\\. "
@@ -281,24 +291,6 @@ def test_mouse_touch_and_keyboard(known):
     assert played == [*range(2, len(steps)), "play"]
 
 
-class Hostile:
-    """A tokenizer whose every token is something to be careful with."""
-
-    TEXTS = ["</script><script>hacked = 1</script>", "<img src=x onerror='hacked = 1'>", '"&amp;']
-    special: dict = {}
-    TEXTS += ["שלום", "👩‍🔬", "\n", "\u2028", "@@data@@", "${1}", ""]
-
-    def decode(self, ids):
-        return "".join(self.TEXTS[token % len(self.TEXTS)] for token in ids)
-
-    def encode(self, text):
-        return [9]
-
-
-def test_texts_are_shown_and_nothing_is_run(known):
-    file, _, _, generation = known("growing tree", Hostile())
-    script = "return [texts('#answer')[0], typeof hacked, document.images.length]"
-    assert browse(file, script) == [Hostile().decode(generation.tokens), "undefined", 0]
 
 
 def test_the_page_of_run_py_names_the_models_and_colours_by_the_drafts_list(tmp_path):
@@ -311,17 +303,14 @@ def test_the_page_of_run_py_names_the_models_and_colours_by_the_drafts_list(tmp_
     assert classes == ["target", f"exit {COLORS[1].name}"]  # exit 3 is the second one
 
 
-def test_the_page_names_functions(known):
-    names = browse(known("chain")[0], 'return texts("h3 code")')
+def test_the_page_names_functions():
+    page = (ROOT / "s2d/trace/page.html").read_text()
+    names = re.findall("<code>(.*) in (.*).py</code>", page)
     assert len(names) == 4
-    for name in names:
-        function, path = name.split(" in ")
-        found = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    for function, path in names:
+        found = importlib.import_module(path.replace("/", "."))
         for part in function.split("."):
             found = getattr(found, part)
         assert callable(found)
 
 
-def test_no_file_has_colours_of_its_own():
-    for file in [*ROOT.glob("s2d/lesson/*.py"), *ROOT.glob("s2d/trace/*.[jcp][sy]*")]:
-        assert not re.search(r"#[0-9a-f]{6}\b", file.read_text()), file
