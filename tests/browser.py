@@ -21,7 +21,7 @@ document.onsecuritypolicyviolation = (event) => wrong.push(event.blockedURI);
 </script><title>"""
 
 
-def browse(file, script, *options):
+def browse(file, script):
     """What ``script`` returns at the end of the page ``file``, on which nothing goes wrong."""
     need(shutil.which("chromium"), "Chromium", "chromium")
     page = file.with_name(f"{file.stem} watched.html")
@@ -29,7 +29,7 @@ def browse(file, script, *options):
         "@" + encodeURIComponent(JSON.stringify([(() => {{{script}}})(), wrong])) + "@"</script>"""
     page.write_text(file.read_text("utf-8").replace("<title>", BEFORE, 1) + after, "utf-8")
     profile = f"--user-data-dir={file.with_name('profile')}"
-    command = [*CHROMIUM.split(), profile, *options, page.as_uri()]
+    command = [*CHROMIUM.split(), profile, page.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
     result, wrong = json.loads(unquote(shown.split("@")[1]))
     assert wrong == []

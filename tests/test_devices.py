@@ -100,18 +100,6 @@ def check_batches_and_dtypes() -> None:
             generate(target, PROMPT, draft, max_new_tokens=4, **way)
 
 
-def check_a_default_device() -> None:
-    """What the caller made the default for new tensors does not matter."""
-    target, draft = models("cpu")
-    for way in WAYS[5:]:  # with exit 0, rejection sampling, roots, decisions
-        options = dict(max_new_tokens=3, seed=3) | way
-        expected = generate(target, PROMPT, draft, **options).tokens
-        torch.set_default_device(NAME)
-        found = generate(target, PROMPT, draft, **options).tokens
-        torch.set_default_device(None)
-        assert found == expected, way
-
-
 def check_that_mixed_devices_raise() -> None:
     """Of the pretended device; and one clear line of a target and a draft on two."""
     there = torch.ones(2, device=NAME)
@@ -127,4 +115,3 @@ if __name__ == "__main__":
     check_that_mixed_devices_raise()
     check_text_and_waits()
     check_batches_and_dtypes()
-    check_a_default_device()

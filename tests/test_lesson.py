@@ -88,17 +88,13 @@ def test_what_is_stored_is_what_the_cells_show(shown):
     assert LESSON.stat().st_size < 350_000
 
 
-def test_a_picture_says_what_it_shows_and_which_box_is_what():
+def test_a_picture_says_what_it_shows():
     """Its title is read to those who do not see it."""
     drawn = [cell for cell in code_cells(STORED) if pictures_of(cell)]
-    legends = "drafted, accepted", "exit 2 drafts", "exit 3, accepted", "attends"
-    pictures = ["".join(*pictures_of(cell)) for cell in drawn]
-    for cell, picture in zip(drawn, pictures):
-        title = re.search("<title>(.*?)</title>", picture, re.DOTALL)[1]
+    for cell in drawn:
+        title = re.search("<title>(.*?)</title>", "".join(*pictures_of(cell)), re.DOTALL)[1]
         assert len(title) > 20 and texts_of(cell).endswith(title.replace("&gt;", ">"))
-    assert len(pictures) == 9
-    for legend in legends:
-        assert any(f">{legend}</text>" in picture for picture in pictures), legend
+    assert len(drawn) == 9
 
 
 def test_planted_lies_are_found(shown):

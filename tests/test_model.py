@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers import WEIGHTS, nearly_equal, random_llama
+from helpers import nearly_equal, random_llama
 from theirs import greedy_tokens, load_transformers, random_transformers
 
 from s2d import generate, generate_many, load_model
@@ -73,20 +73,16 @@ def test_a_model_that_is_saved_loads_in_transformers(tmp_path, changes):
     assert loaded.config == model.config
 
 
-@pytest.mark.parametrize("changes", [dict(qkv_bias=True), dict(qk_norm=True)])
-def test_qwen_by_every_method(tmp_path, changes):
-    """Greedy text is that of transformers; sampled text is that of the target alone."""
+@pytest.mark.parametrize("changes", [dict(), dict(qkv_bias=True), dict(qk_norm=True)])
+def test_greedy_text_equals_transformers_by_every_method(tmp_path, changes):
+    """Of Llama, Qwen2 and Qwen3."""
     target, draft = nearly_equal(5, exits=(1, 2, 4), thresholds=(0.5, 0.5, 0.0), **changes)
     save_model(target, tmp_path / "m", dtype=torch.float64)
-    law = dict(max_new_tokens=20, temperature=1.0)
-    texts = {0.0: greedy_tokens(tmp_path / "m", [1, 2, 3, 4], count=20)}
-    texts[1.0] = generate(target, [1, 2, 3, 4], method="ar", **law).tokens
-    for temperature, text in texts.items():
-        law["temperature"] = temperature
-        for method in METHODS:
-            assert generate(target, [1, 2, 3, 4], draft, method, **law).tokens == text
-        many = generate_many(target, [[1, 2, 3, 4]], draft, **law)
-        assert next(many).tokens == text
+    text = greedy_tokens(tmp_path / "m", [1, 2, 3, 4], count=40)
+    for method in METHODS:
+        assert generate(target, [1, 2, 3, 4], draft, method, max_new_tokens=40).tokens == text
+    many = generate_many(target, [[1, 2, 3, 4]], draft, max_new_tokens=40)
+    assert next(many).tokens == text
 
 
 def test_several_positions_after_a_cache_need_a_mask():
@@ -96,11 +92,3 @@ def test_several_positions_after_a_cache_need_a_mask():
     model(tokens, cache=cache)
     with pytest.raises(ValueError, match="3 positions after a cache of 3 need a mask"):
         model(tokens, cache=cache)
-
-
-def test_greedy_text_equals_transformers_by_every_method(mini, tokenizer):
-    target, draft = mini("mini-7b"), mini("mini-draft")
-    prompt = tokenizer.encode_chat(["Tell me a story about a robot called Nora."])
-    expected = greedy_tokens(WEIGHTS / "mini-7b", prompt, count=60)
-    for method in METHODS:
-        assert generate(target, prompt, draft, method, max_new_tokens=60).tokens == expected

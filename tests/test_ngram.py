@@ -48,11 +48,11 @@ def random_tokens(rng, vocabulary, count):
     return tokens
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_same_as_a_slow_version_while_the_text_grows(seed):
     rng = random.Random(seed)
     vocabulary, text = rng.choice((5, 20, FOLLOWERS)), []
-    others = random_tokens(rng, vocabulary, rng.randrange(10000)) if seed % 4 else []
+    others = random_tokens(rng, vocabulary, rng.randrange(10000)) if seed else []
     tables = [Text(), Datastore(others, end=[0])] if others else [Text()]
     documents = documents_of(others, end=0)
     for _ in range(8):
@@ -69,34 +69,17 @@ def test_the_same_as_a_slow_version_while_the_text_grows(seed):
 
 
 def test_exit_0_predicts_full_rows():
-    """A row sums to 1; what it leaves to unknown tokens is divided among all alike."""
+    """What a row leaves to unknown tokens is divided among all alike."""
     exit_0 = TableExit(9, torch.device("cpu"), torch.float64)
-    context = [5, 6, 7, 5, 6, 7, 5, 6, 8, 5, 6]
+    context, text = [5, 6, 7, 5, 6, 7, 5, 6, 8, 5, 6], Text()
+    text.grow(context)
     tree = Tree(context, FixedShape((3, 1)), max_depth=2)
-    probs, confidence, _ = exit_0.predict(tree)
-    assert close_to(probs, [context], 9)
-    assert confidence == pytest.approx(max(distribution_of(context, context).values()))
+    assert exit_0.predict(tree).confidence == max(distribution([text], context).values())
     tree.add_level([[7, 1, 5]], [[0.5, 0.1, 0.4]], exit_layer=0)
-    probs, _, _ = exit_0.predict(tree)  # one node is followed by something, one by nothing
-    assert close_to(probs, [[*context, 7], [*context, 1], [*context, 5]], 9, text=context)
-    unknown = Tree([1, 2, 3], FixedShape((1,)), max_depth=1)
-    probs, confidence, _ = TableExit(9, torch.device("cpu"), torch.float64).predict(unknown)
-    assert confidence == 0.0 and probs[0].tolist() == pytest.approx([1 / 9] * 9)
-
-
-def close_to(probs, contexts, vocab_size, text=None):
-    rows = []
-    for context in contexts:
-        known = distribution_of(text or context, context)
-        left = (1.0 - sum(known.values())) / vocab_size
-        rows.append([known.get(token, 0.0) + left for token in range(vocab_size)])
-    return probs.tolist() == [pytest.approx(row) for row in rows]
-
-
-def distribution_of(text, context):
-    table = Text()
-    table.grow(text)
-    return distribution([table], context)
+    for row, token in zip(exit_0.predict(tree).probs, (7, 1, 5), strict=True):
+        known = distribution([text], [*context, token])  # after 1 there is nothing known
+        left = (1.0 - sum(known.values())) / 9
+        assert row.tolist() == pytest.approx([known.get(each, 0.0) + left for each in range(9)])
 
 
 def test_a_suffix_with_many_followers_keeps_frequent_ones_in_a_datastore_and_late_ones_in_a_text():
@@ -110,12 +93,10 @@ def test_a_suffix_with_many_followers_keeps_frequent_ones_in_a_datastore_and_lat
     assert late.followers([1]) == {1000 + FOLLOWERS + i: 1 for i in range(FOLLOWERS)}
 
 
-@pytest.mark.parametrize("tokens", [[], [0], [3], [0, 0], [262143, 262142, 262143]])
-def test_short_datastores_of_any_vocabulary(tokens):
-    datastore = Datastore(tokens, end=[0])
-    followers = {262143: {262142: 1}, 262142: {262143: 1}} if len(tokens) == 3 else {}
-    for token in (0, 3, 262142, 262143):
-        assert datastore.followers([token]) == followers.get(token, {})
+def test_short_datastores_of_a_large_vocabulary():
+    assert Datastore([0], end=[0]).followers([0]) == Datastore([], end=[0]).followers([0]) == {}
+    datastore = Datastore([262143, 262142, 262143], end=[0])
+    assert datastore.followers([262143]) == {262142: 1}
 
 
 def test_a_datastore_takes_twenty_bytes_for_each_token():

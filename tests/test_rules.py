@@ -109,7 +109,7 @@ def one_step(p, q, count, draws):
 class Coin:
     """A rule of one's own: the draft's best token is accepted if the target's best is the same."""
 
-    exact = True
+    exact = False
 
     def distribution(self, logits):
         return logits.softmax(dim=-1)
@@ -124,9 +124,6 @@ class Coin:
 def test_a_rule_of_ones_own():
     target, draft = nearly_equal(1)
     alone = generate(target, [3, 1], method="ar", max_new_tokens=30).tokens
-    for lossy in (False, True):
-        rule = Coin()
-        rule.exact = not lossy
-        found = generate(target, [3, 1], draft, rule=rule, max_new_tokens=30)
-        assert found.tokens == alone and found.exact is not lossy
-        assert found.stats.mean_accepted_tokens > 1
+    found = generate(target, [3, 1], draft, rule=Coin(), max_new_tokens=30)
+    assert found.tokens == alone and found.exact is False
+    assert found.stats.mean_accepted_tokens > 1

@@ -291,8 +291,6 @@ def test_mouse_touch_and_keyboard(known):
     assert played == [*range(2, len(steps)), "play"]
 
 
-
-
 def test_the_page_of_run_py_names_the_models_and_colours_by_the_drafts_list(tmp_path):
     file = tmp_path / "page.html"
     line = ["--target", "7b", "--exits", "3", "--max-new-tokens", "4", "--trace", file]
@@ -312,5 +310,3 @@ def test_the_page_names_functions():
         for part in function.split("."):
             found = getattr(found, part)
         assert callable(found)
-
-
