@@ -1,4 +1,4 @@
-"""What this project does on a GPU, in one command of seven minutes at most.
+"""What this project does on a GPU, in one command of six minutes at most.
 
     python tests/gpu.py --out DIR                        # a GPU with 32 GB of memory, or more
     python tests/gpu.py --out DIR --device cpu --small   # the same with tiny models: CI
@@ -8,9 +8,7 @@ own with a limit of time; what it has found is kept if it fails or is cut off, a
 all the same. Exit code 1: that happened to one.
 
 The models that are timed have the shape of Vicuna 7B in bfloat16, and the random weights of
-full_size.py: layers above the 12th change little, so that a draft of the first 12 is accepted about
-as often as a trained one. Tokens per step are what these weights were made for; times are those of
-any model of this shape.
+full_size.py.
 """
 
 import os
@@ -36,7 +34,6 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from s2d import generate  # noqa: E402
-from s2d.bench.peers import as_transformers, run_peer  # noqa: E402
 from s2d.checkpoint import check_device, empty_model  # noqa: E402
 from s2d.checkpoint.files import refuse_existing  # noqa: E402
 from s2d.cli.program import Parser, run_program  # noqa: E402
@@ -54,7 +51,6 @@ METHODS = {
     "s2d, T = 1": dict(method="s2d", temperature=1.0),
 }
 PROMPT = torch.randint(1000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
-ANSWERS = 2  # that are timed, after another one
 # What the profiler calls the functions of CUDA that launch something, and those that wait.
 LAUNCHES = {"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"}
 WAITS = {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy"}
@@ -69,7 +65,6 @@ class Setup:
     dtype: torch.dtype = torch.bfloat16
     new_tokens: int = 128
     steps: int = 2  # that are profiled
-    processes: int = min(8, os.cpu_count() or 1)  # of pytest, if pytest-xdist is here
     tests: tuple[str, ...] = ("devices", "roots", "rules", "draft", "tree", "exact", "batch")
 
     @property
@@ -79,7 +74,7 @@ class Setup:
 
 def small_setup(device: torch.device) -> Setup:
     sizes = dict(shape="tiny", new_tokens=16, steps=1)
-    return Setup(device, dtype=torch.float32, processes=1, tests=("roots",), **sizes)
+    return Setup(device, dtype=torch.float32, tests=("roots",), **sizes)
 
 
 def make_models(setup: Setup) -> tuple[Llama, Llama]:
@@ -100,29 +95,21 @@ def make_models(setup: Setup) -> tuple[Llama, Llama]:
     return make(target_config), make(draft_config(target_config))
 
 
-def describe_machine(setup: Setup) -> Iterator[Row]:
-    yield {"what": "device", "is": torch.cuda.get_device_name() if setup.on_gpu else "CPU"}
-    yield {"what": "torch", "is": torch.__version__}
-    yield {"what": "shape", "is": f"{setup.shape} of full_size.py, {setup.dtype}"}
-
-
 def run_checks(setup: Setup) -> Iterator[Row]:
     """The tests that every method writes the target's text, in float64; and ``bench hf``."""
     device = ["--device", str(setup.device)]
     pytest = ["pytest", "-v", "--tb=short", *device]
-    if setup.processes > 1 and find_spec("xdist"):
-        pytest.append(f"-n{setup.processes}")
+    if setup.on_gpu and find_spec("xdist"):
+        pytest.append(f"-n{min(8, os.cpu_count() or 1)}")
     commands = {"tests": [*pytest, *(f"tests/test_{name}.py" for name in setup.tests)]}
     if find_spec("transformers"):
         hf = ["s2d.bench", "hf", "--target", "weights/mini-7b", "--max-new-tokens", "16"]
         commands["bench hf"] = [*hf, *device]
     codes = []
     for name, command in commands.items():
-        began = time.perf_counter()
         line = [sys.executable, "-m", *command]
         codes.append(subprocess.run(line, cwd=ROOT, stdout=sys.stderr).returncode)
-        seconds = time.perf_counter() - began
-        yield {"check": name, "exit code": codes[-1], "seconds": seconds}
+        yield {"check": name, "exit code": codes[-1]}
     if any(codes):
         raise RuntimeError("a check has failed")
 
@@ -133,7 +120,7 @@ def time_answers(setup: Setup) -> Iterator[Row]:
     alone: dict[float, list[int]] = {}  # by temperature, the text of ``ar``
     for name, options in METHODS.items():
         used = options | {"max_new_tokens": setup.new_tokens}
-        found = [generate(target, PROMPT, draft, **used) for _ in range(1 + ANSWERS)]
+        found = [generate(target, PROMPT, draft, **used) for _ in range(3)]
         seconds = median(each.stats.seconds for each in found[1:])  # the first warms up
         tokens = found[0].tokens
         expected = alone.setdefault(options.get("temperature", 0.0), tokens)
@@ -144,24 +131,6 @@ def time_answers(setup: Setup) -> Iterator[Row]:
         if setup.on_gpu:
             row["peak GB"] = torch.cuda.max_memory_allocated() / 1e9  # since the start
         yield row
-
-
-def time_transformers(setup: Setup) -> Iterator[Row]:
-    """``generate`` of transformers with the same weights, and with its own defaults."""
-    if not find_spec("transformers"):
-        return
-    target, draft = make_models(setup)
-    peer = as_transformers(target)
-    for name, options in (
-        ("transformers", {}),
-        ("transformers, assisted by the same draft", {"assistant_model": as_transformers(draft)}),
-    ):
-        seconds = []
-        for _ in range(1 + ANSWERS):  # the first warms up
-            began = time.perf_counter()
-            tokens, _ = run_peer(PROMPT, 0, peer, setup.new_tokens, **options)
-            seconds.append(time.perf_counter() - began)
-        yield {"method": name, "tokens/s": len(tokens) / median(seconds[1:])}
 
 
 def count_launches(setup: Setup) -> Iterator[Row]:
@@ -208,11 +177,9 @@ def profile_steps(setup: Setup, decoder: Any) -> Row:
     }
 
 
-PARTS = {  # and the seconds that each may take on a GPU, seven minutes in all
-    "machine": (describe_machine, 20),
+PARTS = {  # and the seconds that each may take on a GPU
     "exactness": (run_checks, 185),
     "answers": (time_answers, 80),
-    "transformers": (time_transformers, 50),
     "launches": (count_launches, 45),
 }
 ON_CPU = 10  # times as long, since CI's machines may be busy
@@ -276,9 +243,10 @@ def run(arguments: list[str] | None) -> int:
         with redirect_stdout(sys.stderr):  # libraries print as well
             print_table(PARTS[args.part][0](setup), tables)
         return 0
-    for name in ("gpu.md", "gpu.log"):
-        refuse_existing(args.out / name)
+    refuse_existing(args.out / "gpu.md")
     args.out.mkdir(parents=True, exist_ok=True)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    (args.out / "gpu.md").write_text(f"{name}, torch {torch.__version__}\n\n")
     again = [sys.executable, "tests/gpu.py", "--out", str(args.out), "--device", str(device)]
     again += ["--small"] if args.small else []
     commands = {}

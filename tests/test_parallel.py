@@ -241,6 +241,12 @@ def test_a_rank_that_fails_inside_a_pass_ends_all_and_says_why(ended, monkeypatc
     assert lines == ["run.py: no memory on rank 1"]
 
 
+def test_a_rank_that_is_killed_ends_all(ended, monkeypatch):
+    fail_in_a_pass(monkeypatch, lambda rank: rank == 1 and os.kill(os.getpid(), signal.SIGKILL))
+    codes, _ = ended(lambda rank: None)
+    assert codes[1] == -signal.SIGKILL and codes[0] not in (0, -signal.SIGKILL)
+
+
 def test_ctrl_c_ends_all_and_is_said_once(ended, monkeypatch):
     fail_in_a_pass(monkeypatch, lambda rank: os.kill(os.getpid(), signal.SIGINT))
     codes, lines = ended(lambda rank: None)
