@@ -43,7 +43,7 @@ def grown(drafter, context, levels=20):
     return drafter.grow(drafter.new_tree(context, levels), Greedy())
 
 
-@pytest.mark.parametrize("exits", [(4,), (2, 4), (1, 2, 3), (1, 2, 3, 4)])
+@pytest.mark.parametrize("exits", [(4,), (2, 4), (1, 2, 3, 4)])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_exit_equals_a_cache_free_forward(exits, seed, monkeypatch):
     """Random trees of which some nodes are expanded, at any exit; a path is kept, and again."""
