@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
@@ -65,7 +64,7 @@ class Setup:
     dtype: torch.dtype = torch.bfloat16
     new_tokens: int = 128
     steps: int = 2  # that are profiled
-    tests: tuple[str, ...] = ("devices", "roots", "rules", "draft", "tree", "exact", "batch")
+    tests: tuple[str, ...] = ("roots", "rules", "draft", "tree", "exact", "batch")
 
     @property
     def on_gpu(self) -> bool:

@@ -1,23 +1,19 @@
-"""On every device each method writes the text of the CPU, and waits for the device rarely.
+"""On another device each method writes the text of the CPU, and waits for the device rarely.
 
-Under pytest this starts a process of its own for the device in other_device.py, which cannot be
-taken back; run as a program, this file is what that process does.
+That is done in a process of its own, as the device in other_device.py cannot be taken back.
 """
 
 import functools
-import os
-import subprocess
-import sys
+import multiprocessing
 
-import pytest
 import torch
-from helpers import DEVICE, ROOT, ByLastToken, nearly_equal, raises_line
+from helpers import ByLastToken, nearly_equal, raises_line
+from other_device import NAME, note_asked, register, waits
 
 from s2d import generate, generate_many
 from s2d.generation import start
 from s2d.tree import GrowingShape
 
-DEVICES = sorted({"cpu", DEVICE, *(["cuda"] if torch.cuda.is_available() else [])})
 PROMPT = [5, 3, 1]
 GROWING = dict(method="s2d-tree", tree=GrowingShape(2, 3, 6))
 REJECTION = dict(rule="rejection", temperature=1.0)
@@ -43,24 +39,6 @@ def models(device: str, dtype: torch.dtype = torch.float64) -> tuple:
     exits = dict(exits=(1, 2), thresholds=(0.3, 0.0))
     pair = nearly_equal(0, device="cpu", eos_token_ids=(), **sizes, **exits)
     return tuple(model.to(device, dtype) for model in pair)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_every_device_writes_the_same_text(device):
-    target, draft = models(device)
-    for way in WAYS:
-        law = dict(temperature=way.get("temperature", 0.0), max_new_tokens=20)
-        output = generate(target, PROMPT, draft, **way | law)
-        expected = generate(models("cpu")[0], PROMPT, method="ar", **law)
-        drawn = way.get("rule") == "rejection"
-        assert drawn or output.tokens == expected.tokens
-
-
-def test_a_device_that_is_not_the_cpu():
-    command = [sys.executable, __file__]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def check_text_and_waits() -> None:
@@ -108,10 +86,15 @@ def check_that_mixed_devices_raise() -> None:
     raises_line(generate, ValueError, "the draft is on", target, PROMPT, draft)
 
 
-if __name__ == "__main__":
-    from other_device import NAME, note_asked, register, waits
-
-    kept = register()
+def check_all() -> None:
+    kept = register()  # noqa: F841 - as long as the process is
     check_that_mixed_devices_raise()
     check_text_and_waits()
     check_batches_and_dtypes()
+
+
+def test_a_device_that_is_not_the_cpu():
+    process = multiprocessing.get_context("fork").Process(target=check_all)
+    process.start()
+    process.join()
+    assert process.exitcode == 0

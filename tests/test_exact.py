@@ -352,6 +352,7 @@ WRONG = {
     "a tree is a list of widths or a Shape, not '42'": dict(tree="42"),
     "exits of 4 draft layers: expected": dict(exits=[5]),
     "exits must increase": dict(exits=[2, 1]),
+    "exits are numbers of layers or Exits": dict(exits=[Greedy()]),
     "2 exits, but 1 thresholds": dict(exits=[1, 2], thresholds=[0.5]),
     "a tree has 1 to 1024 nodes, which .34, 34. has": dict(method="mcsd", tree=(34, 34)),
     "rule is 'noise', 'rejection' or a Rule": dict(rule="coupled"),

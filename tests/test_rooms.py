@@ -131,7 +131,9 @@ def test_whatever_does_not_use_a_room_works_without_it(tmp_path):
 
 
 # What a room is called in code, and what only its options are about.
-OF_ROOMS = r"\b(roots|decision|ngram|datastore|TableExit|torchrun|is_initialized|mcsd|StopStrings)\b"
+OF_ROOMS = (
+    r"\b(roots|decision|ngram|datastore|TableExit|torchrun|is_initialized|mcsd|StopStrings)\b"
+)
 CORE = {*FRONT} - {"devices", "options", "generation"}
 
 

@@ -10,22 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from s2d import decoder, draft, generate
 from s2d.mask import positions_and_mask
-from s2d.tree import FixedShape, GrowingShape, Tree
-
-
-@pytest.mark.parametrize("widths", [(1, 1, 1), (4, 2, 2, 1), (2, 4, 1), ()])
-def test_a_fixed_shape_grows_level_by_level(widths):
-    """And its ancestor matrix with it."""
-    shape = FixedShape(widths)
-    tree = Tree([1], shape, max_depth=9)
-    for width in widths:
-        nodes = len(tree.frontier)
-        tree.add_level([range(width)] * nodes, [[0.5] * width] * nodes, exit_layer=1)
-        assert (tree.ancestors == ancestors_of(tree.parents)).all()
-        assert tree.parents == sorted(tree.parents)
-    counts = [tree.parents.count(node) for node in range(len(tree.tokens))]
-    assert all(c == (*widths, 0)[tree.depths[node]] for node, c in enumerate(counts))
-    assert tree.frontier == [] and len(tree.tokens) == 1 + shape.capacity
+from s2d.tree import GrowingShape, Tree
 
 
 def test_the_picture_of_the_numbering():
@@ -43,24 +28,6 @@ def test_the_picture_of_the_numbering():
     assert tree.next_positions([0, 2, 5]) == [2, 3, 4]
 
 
-def test_pruning_keeps_the_most_probable_nodes_and_numbers_them_anew():
-    tree = Tree([1], GrowingShape(top_k=2, depth=3, size=4), max_depth=9)
-    tree.add_level([[5, 6]], [[0.5, 0.4]], exit_layer=1)
-    tree.add_level([[7, 8], [9, 10]], [[0.1, 0.1], [0.9, 0.8]], exit_layer=2)
-    assert tree.frontier == [5, 6] and tree.expanded == [0, 1, 2, 5, 6]
-    tree.add_level([[11], [12]], [[0.1], [0.1]], exit_layer=3)
-    tree.prune()
-    assert tree.tokens == [1, 5, 6, 9, 10] and tree.parents == [-1, 0, 0, 2, 2]
-    assert tree.expanded == [0, 1, 2, 3, 4] and tree.exit_layers == [None, 1, 1, 2, 2]
-    assert (tree.ancestors == ancestors_of(tree.parents)).all()
-    tree = Tree([1], GrowingShape(top_k=2, depth=2, size=2), max_depth=9)
-    tree.add_level([[5, 6]], [[0.1, 0.9]], exit_layer=1)
-    tree.add_level([[7], [8]], [[0.5], [0.9]], exit_layer=2)
-    tree.prune()
-    assert tree.tokens == [1, 6, 8] and tree.parents == [-1, 0, 1]
-    assert tree.expanded == [0, None, 1]
-
-
 def test_no_child_is_sent_without_its_parent():
     """Not even if a rule's estimate is, by rounding, above 1."""
     tree = Tree([1], GrowingShape(top_k=1, depth=4, size=2), max_depth=9)
@@ -68,16 +35,6 @@ def test_no_child_is_sent_without_its_parent():
         tree.add_level([[5]], [[1.0 + 1e-7]], exit_layer=1)
     tree.prune()
     assert tree.parents == [-1, 0, 1]
-
-
-def test_an_unlikely_path_is_not_continued():
-    """Whatever the shape; its last token is sent all the same."""
-    for shape in (FixedShape((2, 1)), GrowingShape(2, 2, 9)):
-        tree = Tree([1], shape, max_depth=9, stop=0.3)
-        tree.add_level([[5, 6]], [[0.3, 0.29]], exit_layer=1)
-        assert tree.frontier == [1]
-        tree.prune()
-        assert tree.tokens == [1, 5, 6]
 
 
 def test_a_growing_tree_may_expand_more_nodes_than_it_sends():
