@@ -75,20 +75,6 @@ def test_each_text_is_the_one_alone(models):
     assert seen == {"eos", "length", "context"}
 
 
-def test_a_wrong_seam_makes_a_wrong_text(models, monkeypatch):
-    """These tests would see the positions of a neighbour."""
-    options, prompts = BUSH | dict(max_new_tokens=12), [random_tokens(i, 9) for i in range(4)]
-    right = [each.tokens for each in together(models, prompts, options, 4)]
-    target = models[0]
-    rope = target.rope
-
-    def shifted(positions, count):
-        return [table.roll(1, dims=0) for table in rope(positions, count)]
-
-    monkeypatch.setattr(target, "rope", shifted)
-    assert right != [each.tokens for each in together(models, prompts, options, 4)]
-
-
 def test_the_target_runs_once_for_all_and_its_head_for_what_is_needed(models):
     """Positions of all prompts in one row; of a prompt only the last one's logits."""
     target, rows, widths = models[0], [], []

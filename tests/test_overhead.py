@@ -1,4 +1,4 @@
-"""What a step costs besides the target's forward pass: as a program, this file prints that."""
+"""What a step costs besides the target's forward pass."""
 
 import statistics
 import time
@@ -12,7 +12,7 @@ PROMPT = "What do people in Tadastan eat, and where is it?"
 
 
 def measure(count):
-    """Milliseconds per step: (of the target's forward passes, of all the rest) of so many runs.
+    """The share of all but the target's forward passes in the time of a step, in so many runs.
 
     Exit 0 drafts trees of 16 nodes from a datastore that is the target's own text.
     """
@@ -28,15 +28,10 @@ def measure(count):
         forwards.clear()
         stats = generate(target, prompt, method="mcsd", **options).stats
         assert set(stats.accept_lengths[:-1]) == {5}  # all that is drafted, and the bonus token
-        per_step = 1000 / stats.steps
-        runs.append((per_step * sum(forwards), per_step * (stats.seconds - sum(forwards))))
+        runs.append(1.0 - sum(forwards) / stats.seconds)
     return runs
 
 
 def test_all_but_the_forwards_takes_less_than_15_percent_of_a_step():
     """The median of five runs: a busy machine slows all parts alike."""
-    assert statistics.median(rest / (forward + rest) for forward, rest in measure(5)) < 0.15
-
-
-if __name__ == "__main__":
-    print("target forward {:.2f} ms, rest {:.2f} ms per step".format(*measure(1)[0]))
+    assert statistics.median(measure(5)) < 0.15

@@ -5,15 +5,16 @@ in two shards.
 """
 
 import json
+import shutil
 
 import pytest
 import torch
 import transformers
-from helpers import program
+from helpers import WEIGHTS, change_json, program
 from vocabularies import save_trained
 
 import run
-from s2d import Tokenizer, load_model
+from s2d import load_model
 from s2d.bench import __main__ as bench
 from s2d.bench import peers
 from s2d.options import METHODS
@@ -63,25 +64,30 @@ def draft(folder):
     return out
 
 
-def test_the_folder_is_of_this_form(folder):
-    config = load_model(folder).config
-    assert len(list(folder.glob("model-*-of-00002.safetensors"))) == 2
-    assert config.tie_word_embeddings and config.rope_llama3 == (1.0, 4.0, 64)
-    assert config.eos_token_ids == (1, 4) and Tokenizer(folder).chat_format.is_template
-
-
 def test_run_by_every_method(folder, draft, tmp_path, capsys):
-    """One text, with the draft that was trained, without any, many prompts at once, as a page."""
+    """One text, with several drafts or none, many prompts at once, as a page.
+
+    A draft was trained, is the first layers of the target itself, or of a folder like it that says
+    which exits it has, as LayerSkip's.
+    """
+    assert len(list(folder.glob("model-*-of-00002.safetensors"))) == 2
+    shutil.copytree(folder, tmp_path / "layerskip")
+    change_json(tmp_path / "layerskip/config.json", exit_layers=[1, 3])
     common = ["--target", folder, "--dtype", "float64", "--max-new-tokens", 12, "--json"]
     texts = set()
     for words in (
         *(["--draft", draft, "--method", method] for method in METHODS[1:]),
         ["--method", "ar"],
         ["--method", "s2d"],
+        ["--draft", folder, "--exits", "1,2"],
+        ["--draft", tmp_path / "layerskip"],
         ["--trace", tmp_path / "page.html"],
     ):
         assert program(run.main, *common, "--prompt", "Hi", *words) == 0
-        texts.add(json.loads(capsys.readouterr().out)["text"])
+        answer = json.loads(capsys.readouterr().out)
+        texts.add(answer["text"])
+        if tmp_path / "layerskip" in words:
+            assert answer["options"]["exits"] == [1, 3]
     (tmp_path / "prompts").write_text("Hi\nHi\n")
     assert program(run.main, *common, "--prompts", tmp_path / "prompts") == 0
     texts |= {json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()}
@@ -98,6 +104,12 @@ def test_the_benchmark_with_transformers(folder, draft, capsys):
     assert "transformers assisted" in capsys.readouterr().out
     target = load_model(folder, dtype="float64")
     assert peers.as_transformers(target).generation_config.eos_token_id == EOS
+
+
+def test_exits_of_layers_that_are_not_read_are_no_exits():
+    whole = load_model(WEIGHTS / "mini-draft").config.drafting
+    assert load_model(WEIGHTS / "mini-draft", layers=3).config.drafting == whole
+    assert load_model(WEIGHTS / "mini-draft", layers=2).config.drafting is None
 
 
 def test_the_comparison_with_transformers(folder, draft, capsys):

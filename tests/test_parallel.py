@@ -217,19 +217,6 @@ def test_what_all_ranks_find_wrong_is_said_once(ended):
     assert len(lines) == 1 and "exits of 4 draft layers" in lines[0]
 
 
-def test_a_rank_that_lacks_the_target_says_so(ended, tmp_path, monkeypatch):
-    """As where the second of two machines has not all files."""
-    load = tensor_parallel.load_model
-
-    def load_there(path, *arguments, **options):
-        return load(path if dist.get_rank() == 0 else tmp_path, *arguments, **options)
-
-    monkeypatch.setattr(tensor_parallel, "load_model", load_there)
-    codes, lines = ended(lambda rank: None)
-    assert codes[1] == 2 and codes[0] != 0 and len(lines) == 1
-    assert str(tmp_path) in lines[0]
-
-
 def test_a_rank_that_fails_inside_a_pass_ends_all_and_says_why(ended, monkeypatch):
     def fail(rank):
         if rank == 1:
