@@ -21,12 +21,12 @@ def drawn():
 
 
 def texts_in(picture):
-    """Of each answer the letters that appear, and their classes."""
+    """Of each answer the letters that appear."""
     found = {}
     for group in ElementTree.fromstring(picture).iter(f"{SVG}g"):
         name = re.fullmatch(r"animation-name:(a\d)-\d+", group.get("style"))[1]
-        for each in [*group.iter(f"{SVG}text")][:-1]:  # the last one is the count
-            found.setdefault(name, []).append((each.text, each.get("class")))
+        letters = [each.text for each in group.iter(f"{SVG}text")]
+        found[name] = found.get(name, "") + "".join(letters[:-1])  # the last one is the count
     return found
 
 
@@ -35,24 +35,11 @@ def test_both_write_the_targets_text(drawn):
     prompt = pair.tokenizer.encode_chat([PROMPT])
     alone = generate(pair.target, prompt, method="ar", max_new_tokens=24)
     for letters in texts_in(picture).values():
-        text = "".join(letter for letter, _ in letters).replace(" ", "")  # ends of lines have none
+        text = letters.replace(" ", "")  # ends of lines have none
         assert text == alone.text(pair.tokenizer).replace(" ", "")[: len(text)] and len(text) > 30
     title = ElementTree.fromstring(picture).find(f"{SVG}title").text
     assert f"the target alone in {alone.stats.steps} passes" in title
     assert name_processor() in picture and len(name_processor()) > 5
-
-
-def test_steps_appear_in_order_in_the_colours_of_their_exits(drawn):
-    picture = drawn[0]
-    frame = r"@keyframes (a\d)-\d+{0%{opacity:1}([\d.]+)%{opacity:0}([\d.]+)%{opacity:1}}"
-    frames = re.findall(frame, picture)
-    for name in ("a0", "a1"):
-        shares = [float(share) for each, _, share in frames if each == name]
-        cleared = {float(share) for each, share, _ in frames if each == name}
-        assert shares == sorted(shares) and min(cleared) == max(cleared) <= shares[0]
-        assert shares[-1] <= 100
-    assert {kind for _, kind in texts_in(picture)["a1"]} <= {"teal", "orange", None}
-    assert not re.search(r"<script|<animate|<set|foreignObject|href|url\(|@import", picture)
 
 
 def test_the_first_frame_is_complete_and_then_all_begins_anew(drawn, tmp_path):

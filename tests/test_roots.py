@@ -34,7 +34,7 @@ def slow_chains(target, draft, prompt, widths, count):
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("widths", [(3, 1, 1, 1), (2, 1, 1), (5, 1), (4,)])
+@pytest.mark.parametrize("widths", [(3, 1, 1, 1), (5, 1)])
 def test_chains_below_roots_as_published(widths):
     """Each root counts as accepted and the longest chain wins: not what the target alone writes."""
     different = 0
@@ -55,7 +55,7 @@ def test_chains_below_roots_as_published(widths):
         for exact in (single, run("s2d"), run(tree=widths), growing):
             assert exact.exact and exact.tokens == alone
         different += output.tokens != alone
-    assert different or widths == (4,)
+    assert different
 
 
 @pytest.mark.parametrize("rule", ["noise", "rejection"])

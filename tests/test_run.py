@@ -196,10 +196,8 @@ def test_many_prompts_at_once(tmp_path, monkeypatch, capsys):
     for seed, many in zip((5, 7, 8), answers):
         prompt = prompts[many["line"] - 1]
         answer = run_json(capsys, *common, "--prompt", prompt, "--seed", seed)
-        for each in (answer, many):
-            clocks = [name for name in each["stats"] if "second" in name]
-            assert len(clocks) == 4 and all(each["stats"].pop(name) > 0 for name in clocks)
-        assert {"line": many["line"]} | answer == many and many["prompt"] == prompt
+        answer.pop("stats")
+        assert answer == {name: many[name] for name in answer} and many["prompt"] == prompt
     examples = run.read_lines(run.parse(["--target", "13b", "--examples"]))
     assert examples == list(enumerate(names.MINIATURE_PROMPTS, start=1))
 
@@ -270,9 +268,7 @@ def models(tmp_path_factory):
     target = random_llama(0, **sizes, num_hidden_layers=3, max_position_embeddings=72)
     exits = dict(exits=(1, 2), thresholds=(0.3, 0.0), max_position_embeddings=72)
     draft = random_llama(1, **sizes, num_hidden_layers=2, **exits)
-    for name in ("target", "json"):
-        save_model(target, folder / name, WEIGHTS / "mini-7b", torch.float32)
-    (folder / "json/tokenizer.model").unlink()
+    save_model(target, folder / "json", dtype=torch.float32)
     save_trained(folder / "json")
     (folder / "json/tokenizer_config.json").write_text(json.dumps({"eos_token": "<|eot|>"}))
     save_model(draft, folder / "draft", dtype=torch.float32)
@@ -281,8 +277,8 @@ def models(tmp_path_factory):
 
 MISTAKES = {
     "--target nowhere": "no model folder at nowhere",
-    "--target {m}/draft --draft {m}/target": "has no tokenizer.model and no tokenizer.json",
-    "--target {m}/target --method s2d --exits 2": "no model folder at",
+    "--target {m}/draft --draft {m}/json": "has no tokenizer.model and no tokenizer.json",
+    "--target {m}/json --method s2d --exits 2": "no model folder at",
     "--exits two": "argument --exits: invalid comma_separated_list value: 'two'",
     "--tree 6x4": "argument --tree: expected widths, such as 4,2,2,1",
     "--prompt=" + "word " * 600: "the prompt has ",
@@ -292,7 +288,7 @@ MISTAKES = {
     "--prompts /nonexistent": "No such file or directory: '/nonexistent'",
     "--batch 2": "--batch does nothing without --prompts",
     "--prompt a --prompt b": "--prompt is given twice",
-    "--target {m}/target --examples": "--examples are for the miniatures",
+    "--target {m}/json --examples": "--examples are for the miniatures",
     "--prompts /dev/null --compare": "--trace and --compare are for a single prompt",
     "--compare --json": "--json goes neither with",
     "--method ar --exits 2": "--method ar does not draft",
