@@ -42,10 +42,7 @@ def error_of(widths, zeros=0.0, vocab=3, seed=1, change=None):
     return (joint_of(emit, p, length) - joint_distribution(p, length)).abs().max().item()
 
 
-SHAPES = [(1,), (1, 1), (1, 1, 1), (2,), (3,), (2, 1), (2, 2), (1, 2)]
-
-
-@pytest.mark.parametrize("widths", SHAPES)
+@pytest.mark.parametrize("widths", [(1, 1, 1), (3,), (2, 2), (1, 2)])
 @pytest.mark.parametrize("zeros", [0.0, 0.5])
 def test_drawn_chains_and_trees_leave_the_targets_distribution(widths, zeros):
     """Also where q has fewer tokens than a node has children."""
