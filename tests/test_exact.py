@@ -184,7 +184,7 @@ def test_noise_that_ignores_the_position_shows():
 REJECTION = [
     dict(method="sd", draft_length=2, exits=[2]),
     dict(method="s2d", draft_length=2, exits=[1, 2, 3], thresholds=[0.5, 0.4, 0.0], stop=0.3),
-    dict(method="mcsd", tree=(2, 1), exits=[2]),
+    dict(method="mcsd", tree=(2,), exits=[2]),
     dict(method="s2d", draft_length=2, exits=[0, 2], thresholds=[0.3, 0.0]),
     dict(method="mcsd", tree=(2,), exits=[0]),
     dict(method="mcsd", tree=(2,), exits=[0], datastore=Datastore([0, 1, 1, 2, 1], end=[])),
