@@ -30,13 +30,16 @@ def texts_in(picture):
     return found
 
 
-def test_both_write_the_targets_text(drawn):
+def test_both_write_the_targets_text_in_the_time_that_was_measured(drawn):
     picture, pair = drawn
     prompt = pair.tokenizer.encode_chat([PROMPT])
     alone = generate(pair.target, prompt, method="ar", max_new_tokens=24)
     for letters in texts_in(picture).values():
         text = letters.replace(" ", "")  # ends of lines have none
         assert text == alone.text(pair.tokenizer).replace(" ", "")[: len(text)] and len(text) > 30
+    shares = re.findall(r"@keyframes a0-\d+{.*{opacity:0}([\d.]+)%", picture)
+    shares = [float(share) for share in shares]  # of the time, when a step of the target appears
+    assert shares == sorted(shares) and shares[-1] == 100.0
     title = ElementTree.fromstring(picture).find(f"{SVG}title").text
     assert f"the target alone in {alone.stats.steps} passes" in title
     assert name_processor() in picture and len(name_processor()) > 5
