@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 
 from s2d.model import Drafting, Llama, LlamaConfig
+from s2d.ngram.datastore import Datastore
+from s2d.tree import GrowingShape
 
 DEVICE = "cpu"  # where random Llamas are; conftest.py sets it by the option ``--device``
 ROOT = Path(__file__).parent.parent
@@ -82,6 +84,25 @@ class ByLastToken:
 def random_tokens(seed, count, vocab=61):
     """A list of ids."""
     return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def drawn_options(rng):
+    """Any method, exits, tree, stop and first level that go together, for a draft of 4 layers."""
+    method = rng.choice(("sd", "mcsd", "s2d", "s2d-tree"))
+    several = method in ("s2d", "s2d-tree")
+    exits = rng.sample((0, 1, 2, 4), rng.choice((1, 2, 3)) if several else 1)
+    options = dict(method=method, exits=sorted(exits), stop=rng.choice((None, 0.0, 0.2)))
+    options["init"] = rng.choice(("draft", "draft", "target"))
+    if several:
+        options["thresholds"] = [*(rng.choice((0.0, 0.3, 0.9)) for _ in exits[:-1]), 0.0]
+    if 0 in exits and rng.random() < 0.5:
+        options["datastore"] = Datastore(random_tokens(0, 300), end=[5])
+    if method in ("sd", "s2d"):
+        options["draft_length"] = rng.choice((1, 3, 7, 40))
+    else:
+        shapes = GrowingShape(2, 3, 5), GrowingShape(3, 4, 12), GrowingShape(4, 2, 3)
+        options["tree"] = rng.choice(((3, 2, 1), (2, 1, 1, 1), *shapes))
+    return options
 
 
 def random_distribution(generator, size, zeros=0.0):

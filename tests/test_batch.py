@@ -4,42 +4,27 @@ import random
 import weakref
 
 import pytest
-from helpers import ByLastToken, nearly_equal, raises_line, random_tokens
+from helpers import ByLastToken, drawn_options, nearly_equal, raises_line, random_tokens
 
 from s2d import generate, generate_many
 from s2d.model import Llama
 from s2d.options import Options
 from s2d.speed.batch import decode_many
-from s2d.tree import GrowingShape
-
-EXITS = dict(exits=(1, 2, 3), thresholds=(0.5, 0.5, 0.0))
-CHAIN, BUSH, GROWN = (
-    dict(method="s2d", draft_length=5),
-    dict(method="mcsd", tree=(3, 2, 1)),
-    dict(method="s2d-tree", tree=GrowingShape(3, 4, 9)),
-)
 
 
 @pytest.fixture(scope="module")
 def models():
-    return nearly_equal(1, num_hidden_layers=3, **EXITS)
+    return nearly_equal(1)
 
 
 def some_options(rng):
     """Any that go together."""
-    shape = rng.choice([dict(method="ar"), dict(method="sd", draft_length=3), CHAIN, BUSH, GROWN])
-    options = dict(shape, seed=rng.randrange(99), max_new_tokens=rng.choice((1, 7, 20)))
-    if rng.random() < 0.6:
-        options |= dict(temperature=rng.choice((0.7, 1.0, 1.5)), top_p=rng.choice((0.8, 1.0)))
+    options = rng.choice((drawn_options(rng), drawn_options(rng), dict(method="ar")))
+    options |= dict(seed=rng.randrange(99), max_new_tokens=rng.choice((1, 7, 20)))
+    options |= dict(temperature=rng.choice((0.0, 0.7, 1.5)), top_p=rng.choice((0.8, 1.0)))
     options["rule"] = rng.choice(("noise", "rejection"))
-    method = options["method"]
-    if method in ("s2d", "s2d-tree") and rng.random() < 0.5:
-        options["exits"] = rng.choice(([0], [0, 2, 3], [2, 3]))
-    if method != "ar":
-        options["init"] = rng.choice(("draft", "draft", "target"))
-        options["stop"] = rng.choice([None, 0.0, 0.3])
-        if 0 not in options.get("exits", ()) and rng.random() < 0.25:
-            options["decision"] = ByLastToken()
+    if 0 not in options.get("exits", ()) and rng.random() < 0.25:
+        options["decision"] = ByLastToken()
     return options
 
 
@@ -104,7 +89,8 @@ def test_caches_are_those_of_a_batch_and_no_more(models, monkeypatch):
 
     monkeypatch.setattr(Llama, "new_cache", watched)
     prompts = [random_tokens(i, 1 + i) for i in range(12)]
-    held = together(models, prompts, dict(max_new_tokens=9), batch=3)
+    options = dict(max_new_tokens=9, exits=(1, 2, 4))
+    held = together(models, prompts, options, batch=3)
     assert len(held) == 12 and len(made) == 4 * 12  # the target's, and one for each exit
     assert max(alive) == 4 * 3 and not any(each() for each in made)
 

@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 import torch
 from enumeration import joint_distribution, joint_of, next_token_model
-from helpers import TINY, ByLastToken, nearly_equal, raises_line, random_llama, random_tokens
+from helpers import (
+    TINY,
+    ByLastToken,
+    drawn_options,
+    nearly_equal,
+    raises_line,
+    random_llama,
+    random_tokens,
+)
 
 from s2d import StopStrings, definition, generate, generate_many
 from s2d.checkpoint.pair import fit_vocabulary
@@ -75,25 +83,6 @@ def test_every_step_is_the_definitions(part):
             assert paths == {(*path, x) for path in proposed for x in proposed[path][0]}
 
 
-def drawn_options(rng, store):
-    """Any method, exits, tree, stop and first level that go together."""
-    method = rng.choice(("sd", "mcsd", "s2d", "s2d-tree"))
-    several = method in ("s2d", "s2d-tree")
-    exits = rng.sample((0, 1, 2, 4), rng.choice((1, 2, 3)) if several else 1)
-    options = dict(method=method, exits=sorted(exits), stop=rng.choice((None, 0.0, 0.2)))
-    options["init"] = rng.choice(("draft", "draft", "target"))
-    if several:
-        options["thresholds"] = [*(rng.choice((0.0, 0.3, 0.9)) for _ in exits[:-1]), 0.0]
-    if 0 in exits and rng.random() < 0.5:
-        options["datastore"] = store
-    if method in ("sd", "s2d"):
-        options["draft_length"] = rng.choice((1, 3, 7, 40))
-    else:
-        shapes = GrowingShape(2, 3, 5), GrowingShape(3, 4, 12), GrowingShape(4, 2, 3)
-        options["tree"] = rng.choice(((3, 2, 1), (2, 1, 1, 1), *shapes))
-    return options
-
-
 @functools.cache
 def some_models():
     return [nearly_equal(seed, eos_token_ids=(7,)) for seed in range(3)] + [
@@ -104,13 +93,12 @@ def some_models():
 def differing(cases, part):
     """How many of so many drawn generations are not the text of the target alone."""
     rng, wrong = random.Random(part), 0
-    store = Datastore(random_tokens(0, 300), end=[5])
     for case in range(cases):
         target, draft = rng.choice(some_models())
         prompt = random_tokens(case, rng.choice((1, 4, 30, 110, 127)))
         law = dict(seed=case, max_new_tokens=rng.choice((1, 9, 40)))
         law |= dict(temperature=rng.choice((0.0, 0.7, 1.0)), top_p=rng.choice((1.0, 0.9)))
-        options = drawn_options(rng, store)
+        options = drawn_options(rng)
         alone = generate(target, prompt, method="ar", **law)
         found = generate(target, prompt, draft, **options, **law)
         wrong += (found.tokens, found.ended) != (alone.tokens, alone.ended)
