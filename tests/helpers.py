@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from s2d.model import Drafting, Llama, LlamaConfig
-from s2d.ngram.datastore import Datastore
 from s2d.tree import GrowingShape
 
 DEVICE = "cpu"  # where random Llamas are; conftest.py sets it by the option ``--device``
@@ -95,8 +94,6 @@ def drawn_options(rng):
     options["init"] = rng.choice(("draft", "draft", "target"))
     if several:
         options["thresholds"] = [*(rng.choice((0.0, 0.3, 0.9)) for _ in exits[:-1]), 0.0]
-    if 0 in exits and rng.random() < 0.5:
-        options["datastore"] = Datastore(random_tokens(0, 300), end=[5])
     if method in ("sd", "s2d"):
         options["draft_length"] = rng.choice((1, 3, 7, 40))
     else:

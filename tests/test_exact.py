@@ -93,12 +93,15 @@ def some_models():
 def differing(cases, part):
     """How many of so many drawn generations are not the text of the target alone."""
     rng, wrong = random.Random(part), 0
+    store = Datastore(random_tokens(0, 300), end=[5])
     for case in range(cases):
         target, draft = rng.choice(some_models())
         prompt = random_tokens(case, rng.choice((1, 4, 30, 110, 127)))
         law = dict(seed=case, max_new_tokens=rng.choice((1, 9, 40)))
         law |= dict(temperature=rng.choice((0.0, 0.7, 1.0)), top_p=rng.choice((1.0, 0.9)))
         options = drawn_options(rng)
+        if 0 in options["exits"] and rng.random() < 0.5:
+            options["datastore"] = store
         alone = generate(target, prompt, method="ar", **law)
         found = generate(target, prompt, draft, **options, **law)
         wrong += (found.tokens, found.ended) != (alone.tokens, alone.ended)

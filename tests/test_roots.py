@@ -38,7 +38,7 @@ def slow_chains(target, draft, prompt, widths, count):
 def test_chains_below_roots_as_published(widths):
     """Each root counts as accepted and the longest chain wins: not what the target alone writes."""
     different = 0
-    for seed in range(3):
+    for seed in range(2):
         target, draft = nearly_equal(seed, **OPTIONS | {"scale": 0.1})
         expected = slow_chains(target, draft, [3, 1, 4], widths, 25)
 
