@@ -232,7 +232,7 @@ def claim_devices(monkeypatch, *names):
     def zeros(size, device):
         if device not in ("cpu", *names):
             raise AssertionError("PyTorch is not compiled with it")
-        return SimpleNamespace(device=torch.device(device), cpu=lambda: None)
+        return SimpleNamespace(device=torch.device(device), item=lambda: 0.0)
 
     monkeypatch.setattr(torch, "zeros", zeros)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda:0" in names)

@@ -1,19 +1,9 @@
 """Chat templates: rendered and encoded as transformers does; Vicuna's format; what goes wrong."""
 
-import json
-
 import pytest
 from helpers import change_json, raises_line
 from transformers import AutoTokenizer
-from vocabularies import (
-    PROMPT,
-    SAID,
-    messages,
-    save_published,
-    save_trained,
-    sentencepiece_folder,
-    with_config,
-)
+from vocabularies import BRACKETS, CHATML, PROMPT, SAID, messages, sentencepiece_folder, with_config
 
 from s2d import Tokenizer
 from s2d.checkpoint.chat import VICUNA_SYSTEM
@@ -38,13 +28,6 @@ MARKED = """{%- for message in messages %}
     {% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"""
-BRACKETS = """{% for m in messages %}{% if m['role'] == 'user' -%}
-{{ bos_token }}[INST] {{ m['content'] }} [/INST]{% else %} {{ m['content'] }} {{ eos_token }}
-{%- endif %}{% endfor %}"""
-CHATML = """{% for m in messages %}<|im_start|>{{ m['role'] }}
-{{ m['content'] }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 
 
 def test_vicunas_format(tokenizer):
@@ -53,9 +36,6 @@ def test_vicunas_format(tokenizer):
     first = tokenizer.encode(f"{VICUNA_SYSTEM} USER: Hi ASSISTANT: Hello")
     second = tokenizer.encode("USER: And you? ASSISTANT:")[1:]
     assert tokenizer.encode_chat(said) == [*first, tokenizer.eos_id, *second]
-    rounds = list(tokenizer.rounds(said))
-    assert tokenizer.decode(rounds[0][1]) == "Hello" and rounds[0][1][-1] == tokenizer.eos_id
-    assert len(rounds) == 1
     brief = tokenizer.encode("Be brief. USER: Hi ASSISTANT:")
     assert tokenizer.encode_chat(["Hi"], system="Be brief.") == brief
     assert tokenizer.encode_chat(["Hi"], system="") == tokenizer.encode("USER: Hi ASSISTANT:")
@@ -85,17 +65,8 @@ def test_a_folder_without_a_format(tmp_path):
     """It is prompted with plain text, and no other model's format is made up for it."""
     ours = Tokenizer(sentencepiece_folder(tmp_path / "base", {}))
     said = ["Hi", "Hello", "And you?"]
+    assert ours.encode_chat(["Hi"]) == ours.encode("Hi\n")
     assert ours.encode_chat(said) == ours.encode("Hi\nHello</s>\nAnd you?\n")
-
-
-@pytest.mark.parametrize("like", ["llama-3", "smollm2", "qwen"])
-def test_plain_text_is_divided_between_tokens(tmp_path, like):
-    """In every kind of byte-level tokenizer, a prompt's last token is no answer's first."""
-    ours, _ = with_config(save_trained(tmp_path, like))
-    for question in ("Hi", "And you?", "Hello!", "12345", "skip me."):
-        [(prompt, answer)] = ours.rounds([question, "Bye"])
-        assert prompt == ours.encode(f"{question}\n")
-        assert ours.decode(answer) == "Bye" and answer[-1] == ours.eos_id
 
 
 def test_what_messages_are(tokenizer):
@@ -140,75 +111,6 @@ def test_templates_on_a_tokenizer_model(tmp_path, template, legacy):
     expected = theirs.apply_chat_template(messages(said), **PROMPT)
     assert ours.encode_chat(said) == expected
     assert 1025 in expected and expected.count(1024) == (4 if template == CHATML else 0)
-
-
-@pytest.mark.parametrize("legacy", [True, False])
-@pytest.mark.parametrize("template", [None, BRACKETS, CHATML])
-def test_rounds_are_the_dialogue_in_pieces(tmp_path, legacy, template):
-    """Each answer up to its EOS; what comes after it belongs to the next prompt."""
-    said = ["Where is Nora?", "In the north.", " Why?", "Because. ", "日本", "24."]
-    eos = "<|im_end|>" if template == CHATML else "</s>"
-    config = {"legacy": legacy, "chat_template": template, "eos_token": eos}
-    config |= {"tokenizer_class": "LlamaTokenizer", "extra_special_tokens": ["<|im_start|>"]}
-    ids = {"<|im_start|>": 1024, "<|im_end|>": 1025}
-    # A name that begins with mini- has Vicuna's format.
-    folder = sentencepiece_folder(tmp_path / "mini-model", config, added_tokens=ids)
-    rounds = list(Tokenizer(folder).rounds(said))
-    whole: list[int] = []
-    for turn, (prompt, answer) in enumerate(rounds):
-        tokenizer = Tokenizer(folder)
-        whole += prompt
-        assert whole == tokenizer.encode_chat(said[: 2 * turn + 1])
-        whole += answer
-        assert answer[-1] == tokenizer.eos_id and answer.count(tokenizer.eos_id) == 1
-        assert tokenizer.decode(answer).strip() == said[2 * turn + 1].strip()
-    assert len(rounds) == 3
-    other = save_published(tmp_path / "mini-json")  # and so by the other kind of tokenizer
-    change_json(other / "tokenizer_config.json", **config)
-    (other / "added_tokens.json").write_text(json.dumps(ids))
-    assert list(Tokenizer(other).rounds(said)) == rounds
-
-
-def test_an_answer_that_begins_within_a_token_is_refused(tmp_path):
-    template = "{% for m in messages %}{% if m.role == 'assistant' %}H{% endif %}{{ m.content }}"
-    template += "{% endfor %}{% if add_generation_prompt %}H{% endif %}"
-    ours, _ = with_config(save_trained(tmp_path), chat_template=template)
-    with pytest.raises(ValueError, match="one token is the end of a prompt and the beginning"):
-        list(ours.rounds(["Why? ", "ello world"]))
-
-
-THOUGHTS = ["Hi", "<think>\nWell.\n</think>\n\nFine", "And?", "Bye"]
-THINK = """{% for m in messages %}{{ m.role }}: {{ m.content }}
-{% endfor %}{% if add_generation_prompt %}assistant: <think>
-{% endif %}"""
-DEEPSEEK = """{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}<|User|>
-{{- m['content'] }}{% else %}<|Assistant|>{{ m['content'].split('</think>')[-1] }}{{ eos_token }}
-{%- endif %}{% endfor %}{% if add_generation_prompt %}<|Assistant|><think>\n{% endif %}"""
-LAST_THOUGHT = """{% for m in messages %}<|im_start|>{{ m['role'] }}
-{{ m['content'] if loop.last else m['content'].split('</think>')[-1].lstrip() }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-
-
-def test_rounds_are_what_a_model_is_given_and_has_to_write(tmp_path):
-    """Also if a thought is left out of the prompt that comes after it."""
-    ours = Tokenizer(sentencepiece_folder(tmp_path / "m", {"chat_template": LAST_THOUGHT}))
-    answers = [f"{THOUGHTS[1]}<|im_end|>\n", "Bye<|im_end|>\n"]
-    rounds = list(ours.rounds(THOUGHTS))
-    assert len(rounds) == 2
-    for turn, (prompt, answer) in enumerate(rounds):
-        assert prompt == ours.encode_chat(THOUGHTS[: 2 * turn + 1])
-        assert ours.decode(answer) == answers[turn]
-
-
-@pytest.mark.parametrize("template", [THINK, DEEPSEEK])
-def test_rounds_of_which_an_answer_is_written_otherwise_than_it_was_asked_are_refused(
-    tmp_path, template
-):
-    ours = Tokenizer(sentencepiece_folder(tmp_path / "m", {"chat_template": template}))
-    assert ours.encode_chat(THOUGHTS)
-    with pytest.raises(ValueError, match="does not write an answer whole after its prompt"):
-        list(ours.rounds(THOUGHTS))
 
 
 QWEN3 = CHATML.replace(

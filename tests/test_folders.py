@@ -1,13 +1,14 @@
 """Faults that were found in folders of public models, and what is refused, in one line."""
 
 import json
+import random
 import re
 
 import pytest
 import torch
 from helpers import WEIGHTS, change_json, raises_line, random_llama
 from safetensors.torch import load_file, save_file
-from vocabularies import added, save_trained, sentencepiece_folder
+from vocabularies import added, in_groups, save_trained, sentencepiece_folder, with_config
 
 from s2d import StopStrings, Tokenizer, find_draft, load_model, model
 from s2d.checkpoint import names, save_model
@@ -124,10 +125,8 @@ def test_a_stop_string_is_or_touches_a_special_token(tmp_path, kind, stop):
         tokens = {"1024": added("<|im_end|>"), "2": added("</s>")}
         tokenizer = Tokenizer(sentencepiece_folder(tmp_path, {"added_tokens_decoder": tokens}))
     else:
-        file = save_trained(tmp_path) / "tokenizer_config.json"
-        config = {"added_tokens_decoder": {"440": added("<|im_end|>")}}
-        file.write_text(json.dumps(config))
-        tokenizer = Tokenizer(tmp_path)
+        save_trained(tmp_path, more=["<|im_end|>"])
+        tokenizer, _ = with_config(tmp_path, eos_token="<|im_end|>")
     answer = tokenizer.encode("Hi<|im_end|>\nand more", with_bos=False)
     special = answer.index(tokenizer.encode("<|im_end|>", with_bos=False)[-1])
     ending = StopStrings(tokenizer, ["never", stop])
@@ -136,19 +135,14 @@ def test_a_stop_string_is_or_touches_a_special_token(tmp_path, kind, stop):
     assert tokenizer.decode(answer[special + 1 : last + 1]) == ("\n" if "\n" in stop else "")
     shown = "Hi" if stop.startswith(("<", "m")) else "H"
     assert ending.cut(answer[: last + 1]) == shown
-    for size in (1, 2, len(answer)):
+    rng = random.Random(0)
+    for _ in range(3):
         stream = TextStream(tokenizer, ["never", stop])
         found = ""
-        for start in range(0, last + 1, size):
-            found += stream.push(answer[start : min(start + size, last + 1)])
+        for group in in_groups(answer[: last + 1], rng):
+            found += stream.push(group)
             assert shown.startswith(found)
         assert found + stream.push([], last=True) == shown
-
-
-def test_keys_that_only_look_like_tokens(tmp_path):
-    folder = sentencepiece_folder(tmp_path, {"use_mask_token": True, "image_token": 3})
-    expected = Tokenizer(WEIGHTS / "mini-7b").encode("Hello")
-    assert Tokenizer(folder).encode("Hello") == expected
 
 
 def test_tokenizer_models_that_are_refused(tmp_path):
@@ -168,8 +162,14 @@ def test_tokenizer_jsons_that_are_refused(tmp_path):
     for config, message in (
         (dict(tokenizer_class="CodeLlamaTokenizer"), "'CodeLlamaTokenizer', which has rules of"),
         (dict(tokenizer_class="Qwen2Tokenizer", eos_token="<|eot|>"), "rules of tokenizer_class"),
-        (dict(added_tokens_decoder={"3": added("<|eot|>")}), "token '<|eot|>' has the ids 3 and 4"),
-        (dict(extra_special_tokens=["<|new|>"]), "no file says the id of extra token 0 '<|new|>'"),
+        (dict(added_tokens_decoder={"3": added("<|eot|>")}), "another token 3 than"),
+        (dict(added_tokens_decoder={"4": added("<|eot|>", lstrip=True)}), "another token 4 than"),
+        (dict(added_tokens_decoder={"440": added("<|new|>")}), "another token 440 than"),
+        (dict(extra_special_tokens=["<|new|>"]), "added token '<|new|>', the extra token 0"),
+        (dict(eos_token="a"), "no added token 'a', the eos_token"),
     ):
         file.write_text(json.dumps(config))
         raises_line(Tokenizer, ValueError, re.escape(message), tmp_path)
+    file.unlink()
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|eot|>": 4, "<|new|>": 440}))
+    raises_line(Tokenizer, ValueError, "another token 440 than", tmp_path)

@@ -4,7 +4,6 @@ import json
 import random
 import shutil
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +16,10 @@ from vocabularies import (
     TEXTS,
     added,
     assert_agree,
+    in_groups,
     odd_texts,
+    save_both,
     save_byte_fallback,
-    save_published,
     save_trained,
     sentencepiece_folder,
     with_config,
@@ -49,11 +49,8 @@ def test_a_stream_is_the_whole_text_in_pieces(any_kind):
             ids += any_kind.encode(text) + special
         stream = TextStream(any_kind)
         parts = []
-        rest = list(ids)
-        while rest:
-            size = rng.randrange(1, 4)
-            parts.append(stream.push(rest[:size]))
-            rest = rest[size:]
+        for group in in_groups(ids, rng):
+            parts.append(stream.push(group))
         assert "\ufffd" not in "".join(parts) and len([part for part in parts if part]) > 5
         assert "".join(parts) + stream.push([], last=True) == any_kind.decode(ids)
 
@@ -82,12 +79,9 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_string(any_kind):
         inside += end > 0 and shown != prefixes[end - 1]
         stream = TextStream(tokenizer, texts)
         found = ""
-        rest = ids[:end]
-        while rest:
-            size = rng.randrange(1, 4)
-            found += stream.push(rest[:size])
+        for group in in_groups(ids[:end], rng):
+            found += stream.push(group)
             assert shown.startswith(found)
-            rest = rest[size:]
         assert found + stream.push([], last=True) == shown
     assert inside > 50
 
@@ -144,15 +138,6 @@ def test_llama_2_on_spec_bench():
             assert theirs(turn).input_ids == ours.encode(turn)
 
 
-def test_a_tokenizer_model_that_is_not_sentencepieces_is_passed_over(trained):
-    """As Llama 3's, which lies next to the tokenizer.json that says the same."""
-    expected = Tokenizer(trained).encode("Hello")
-    (trained / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")
-    assert Tokenizer(trained).encode("Hello") == expected
-    assert Tokenizer(trained).encode("<unk>")[0] < 600  # no name is made up
-    (trained / "tokenizer.model").unlink()
-
-
 def test_special_tokens_leave_no_text_even_if_they_are_normalized(tmp_path):
     """As in folders of Llama 1 and 2 from older versions of transformers."""
     file = save_byte_fallback(tmp_path) / "tokenizer.json"
@@ -185,13 +170,14 @@ FOLDERS = [
     ({"additional_special_tokens": NAMES[:2], "legacy": False}, {"added_tokens": IDS}),
     ({"added_tokens_decoder": BY_ID, "eos_token": "<|im_end|>"}, {"added_tokens": IDS}),
     ({"added_tokens_decoder": BY_ID, "legacy": True}, {}),
-    ({"bos_token": added("<s>", __type="AddedToken")}, {}),
+    ({"bos_token": added("<s>", __type="AddedToken"), "use_mask_token": True}, {}),
+    *(({name: None}, {}) for name in ("bos_token", "add_bos_token", "eos_token")),
     ({}, {"added_tokens": IDS, "special_tokens_map": {"eos_token": {"content": "<|im_end|>"}}}),
     # named, but not called special
     (
         {
             "added_tokens_decoder": {
-                number: token | {"special": False} for number, token in BY_ID.items()
+                number: token | {"special": number == "2"} for number, token in BY_ID.items()
             },
             "eos_token": "<|im_end|>",
             "pad_token": "<mask>",
@@ -205,6 +191,8 @@ FOLDERS = [
 def test_added_tokens_of_a_tokenizer_model_equal_transformers(tmp_path, config, files):
     """Of tokens of which one begins the other the longest wins."""
     folder = sentencepiece_folder(tmp_path / "m", config, **files)
+    theirs = equals_transformers(folder)
+    theirs.save_pretrained(folder)  # with a tokenizer.json
     equals_transformers(folder)
 
 
@@ -212,15 +200,7 @@ def equals_transformers(folder):
     ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     assert ours.eos_id == theirs.eos_token_id
     assert_agree(ours, theirs, odd_texts([*NAMES, "<s>", "</s>", "<unk>"]))
-
-
-@pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
-@pytest.mark.parametrize("token", ["<|im_end|>", added("<|im_end|>", __type="AddedToken")])
-def test_special_tokens_are_named_in_several_ways(tmp_path, key, token):
-    """And leave no text, whichever it is."""
-    ours = Tokenizer(sentencepiece_folder(tmp_path / "m", {key: [token]}, added_tokens=IDS))
-    assert ours.decode([IDS["<|im_end|>"], *ours.encode("Hi")]) == "Hi"
-    assert ours.encode("<|im_end|>")[1:] == [IDS["<|im_end|>"]]
+    return theirs
 
 
 def test_tokens_that_transformers_added_and_saved(tmp_path):
@@ -235,81 +215,61 @@ def test_tokens_that_transformers_added_and_saved(tmp_path):
     assert Tokenizer(folder).eos_id == theirs.convert_tokens_to_ids("<|im_end|>")
 
 
-@pytest.mark.parametrize("name", ["bos_token", "add_bos_token", "eos_token"])
-def test_what_is_null_is_none(tmp_path, name):
-    folder = sentencepiece_folder(tmp_path / "m", {name: None})
-    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-    assert ours.eos_id == theirs.eos_token_id
-    assert ours.encode("Hi") == theirs("Hi").input_ids
-
-
-def test_tokens_that_a_tokenizer_json_lacks_are_added(tmp_path):
-    """If tokenizer_config.json says their ids."""
-    new = {"440": added("<|new|>", rstrip=True), "441": added("<|plain|>", special=False)}
-    ours, theirs = with_config(save_trained(tmp_path), added_tokens_decoder=new)
-    assert_agree(ours, theirs, ["a<|new|> b", "<|plain|>", "<|new|>\n<|new|>"])
-
-
-@pytest.mark.parametrize(
-    "save", [save_trained, save_published, partial(sentencepiece_folder, changes={})]
-)
-def test_a_token_that_has_a_name_is_special(tmp_path, save):
+@pytest.mark.parametrize("kind", ["tokenizer.json", "tokenizer.model"])
+def test_a_token_that_has_a_name_is_special(tmp_path, kind):
     """Whatever its own entry says: it leaves no text."""
-    save(tmp_path)
-    config = {"tokenizer_class": "LlamaTokenizer", "pad_token": "<|new|>"}
-    number = "440" if save is save_trained else "1024"  # the next one
-    config["added_tokens_decoder"] = {number: added("<|new|>", special=False)}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    ours = Tokenizer(tmp_path)
+    config = {"pad_token": "<|new|>"}
+    if kind == "tokenizer.json":
+        ours, _ = with_config(save_trained(tmp_path, more=["<|new|>"]), **config)
+    else:
+        config["added_tokens_decoder"] = {"1024": added("<|new|>", special=False)}
+        ours = Tokenizer(sentencepiece_folder(tmp_path, config))
     [found] = ours.encode("<|new|>", with_bos=False)
     assert ours.decode([found]) == ""
 
 
+@pytest.mark.parametrize("form", ["Llama 2's", "transformers 5's", "without tokenizer.model"])
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        {"legacy": False},
         {"legacy": True},
-        {"legacy": None},
+        {"legacy": None, "eos_token": "</s>"},
         {"add_prefix_space": False},
         {"add_prefix_space": True, "legacy": True},
+        {"bos_token": None},  # its tokenizer.json puts one nevertheless
     ],
 )
-def test_llamas_class_says_where_spaces_are_put(published, changes):
-    """Whatever the tokenizer.json says itself; as it does for a tokenizer.model."""
-    (published / "tokenizer_config.json").write_text(
+def test_llamas_class_says_where_spaces_are_put(tmp_path, changes, form):
+    """Whatever the tokenizer.json says; without the tokenizer.model it has to say the same."""
+    folder = save_both(tmp_path / "m", changes, published=form == "Llama 2's")
+    if form == "without tokenizer.model":
+        (folder / "tokenizer.model").unlink()
+    (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "LlamaTokenizerFast"} | changes)
     )
-    ours, theirs = Tokenizer(published), AutoTokenizer.from_pretrained(published)
-    # Where a text begins with a space, the file says that there are two, and SentencePiece, too.
-    texts = [
-        *TEXTS,
-        *odd_texts(["<s>", "</s>", "<unk>"], without=["▁", " ", "  ", " the"], count=60),
-    ]
-    assert_agree(ours, theirs, [text for text in texts if text[0] not in " ▁"])
+    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert_agree(ours, theirs, [*TEXTS, *odd_texts(["<s>", "</s>", "<unk>"], count=60)])
     assert ours.eos_id == theirs.eos_token_id == 2
 
 
-@pytest.mark.parametrize("with_bos", [True, False])
-def test_a_tokenizer_json_says_whether_there_is_a_bos(tmp_path, with_bos):
-    """And not the config; a tokenizer.model that is read in its place does as it says."""
-    save_published(tmp_path)
-    shutil.copy(WEIGHTS / "mini-7b/tokenizer.model", tmp_path)
-    content = json.loads((tmp_path / "tokenizer.json").read_text())
-    if not with_bos:
-        content["post_processor"]["single"] = content["post_processor"]["single"][1:]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    for add_bos_token in (True, False):
-        config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": add_bos_token}
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-        ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-        assert_agree(ours, theirs, ["Hi there", "", "<s>Hi"])
-        assert (ours.encode("Hi")[0] == 1) == with_bos
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    return save_published(tmp_path_factory.mktemp("published"))
+def test_files_that_differ_are_refused(tmp_path):
+    """A Llama's tokenizer.json that is alone, or next to the tokenizer.model of another one."""
+    folder = save_both(tmp_path / "m", {}, published=True)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["post_processor"]["single"].append({"SpecialToken": {"id": "</s>", "type_id": 0}})
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    raises_line(Tokenizer, ValueError, "puts a token behind a text", folder)
+    (folder / "tokenizer.model").rename(tmp_path / "tokenizer.model")
+    message = "rules of tokenizer_class 'LlamaTokenizer' are not .*tokenizer.model"
+    raises_line(Tokenizer, ValueError, message, folder)
+    save_byte_fallback(folder)
+    (tmp_path / "tokenizer.model").rename(folder / "tokenizer.model")
+    raises_line(Tokenizer, ValueError, "have other pieces", folder)
+    qwen = save_trained(tmp_path, "qwen")
+    with pytest.raises(ValueError, match="added_tokens_decoder lacks the token '<.begin.>'"):
+        own = {"4": added("<|eot|>")}  # transformers would take no other
+        with_config(qwen, tokenizer_class="Qwen2Tokenizer", added_tokens_decoder=own)
 
 
 @pytest.mark.parametrize("name", ["LlamaTokenizerFast", "PreTrainedTokenizer", None])

@@ -296,7 +296,7 @@ def test_records_that_are_dialogues(tokenizer, tmp_path, capsys):
     none += [record("a", "b", "c", speakers=("human", "human", "gpt"))]
     none += [record("\ud800", "half a character"), record("half a character", "\ud800")]
     lines = [json.dumps(each, ensure_ascii="ud800" in repr(each)) for each in records + none]
-    expected = sorted(list(tokenizer.rounds(each)) for each in dialogues)
+    expected = sorted(list(data.as_rounds(tokenizer, each)) for each in dialogues)
     for content in (records + none, "\n\n".join(lines)):
         file = written(tmp_path / "d.json", content)
         found = {

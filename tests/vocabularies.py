@@ -20,6 +20,13 @@ SAID = ["  Hi there, 12345 \n", "Hello! 日本 naïve", "And you? <|eot|>", "ski
 PROMPT = {"add_generation_prompt": True, "return_dict": False}  # transformers' for an answer
 ODD = [" ", "  ", "\n", "\r\n", "\t", "\u3000", "\x1c", "\x00", "▁", "a", "Hi", "word", " the"]
 ODD += ["ing", "日", "é", "\u0301", "🙂", "<0x0A>", "<", "|>", "'s", "123", "</", "s>"]
+BRACKETS = """{% for m in messages %}{% if m['role'] == 'user' -%}
+{{ bos_token }}[INST] {{ m['content'] }} [/INST]{% else %} {{ m['content'] }} {{ eos_token }}
+{%- endif %}{% endfor %}"""
+CHATML = """{% for m in messages %}<|im_start|>{{ m['role'] }}
+{{ m['content'] }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 
 
 def messages(said):
@@ -35,6 +42,14 @@ def odd_texts(names, without=(), count=400):
     return ["".join(rng.choices(parts, k=rng.randrange(1, 12))) for _ in range(count)]
 
 
+def in_groups(ids, rng):
+    """A list in parts of one to three."""
+    while ids:
+        size = rng.randrange(1, 4)
+        yield ids[:size]
+        ids = ids[size:]
+
+
 def assert_agree(ours, theirs, texts, given=str):
     """Ids and texts back are those of transformers, which ``given(text)`` is handed."""
     for text in texts:
@@ -43,8 +58,11 @@ def assert_agree(ours, theirs, texts, given=str):
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
 
 
-def save_trained(folder, like="llama-3"):
-    """A byte-level tokenizer.json: of Llama 3's kind, with a BOS, or SmolLM2's, Qwen's, without."""
+def save_trained(folder, like="llama-3", more=()):
+    """A byte-level tokenizer.json: of Llama 3's kind, with a BOS, or SmolLM2's, Qwen's, without.
+
+    The tokens ``more`` are added, and are not special.
+    """
     model = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=like == "llama-3"))
     bytes_ = tokenizers.pre_tokenizers.ByteLevel(
         add_prefix_space=False, use_regex=like == "smollm2"
@@ -66,6 +84,7 @@ def save_trained(folder, like="llama-3"):
     if like == "llama-3":
         begin = {"single": "<|begin|> $A", "special_tokens": [("<|begin|>", 0)]}
         model.post_processor = tokenizers.processors.TemplateProcessing(**begin)
+    model.add_tokens(list(more))
     model.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -86,16 +105,16 @@ def save_byte_fallback(folder):
     return folder
 
 
-def save_published(folder):
-    """A tokenizer.json of the miniatures' pieces in the form of Llama 2's, without the model."""
-    AutoTokenizer.from_pretrained(sentencepiece_folder(folder, {})).save_pretrained(folder)
-    content = json.loads((folder / "tokenizer.json").read_text())
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-    normalizers = [{"type": "Prepend", "prepend": "▁"}, replace]
-    content["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
-    content["pre_tokenizer"] = None
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    (folder / "tokenizer.model").unlink()
+def save_both(folder, changes, published):
+    """A Llama's folder with tokenizer.json as well, if ``published`` in the form of Llama 2's."""
+    AutoTokenizer.from_pretrained(sentencepiece_folder(folder, changes)).save_pretrained(folder)
+    if published:
+        content = json.loads((folder / "tokenizer.json").read_text())
+        replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+        normalizers = [{"type": "Prepend", "prepend": "▁"}, replace]
+        content["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
+        content["pre_tokenizer"] = None
+        (folder / "tokenizer.json").write_text(json.dumps(content))
     return folder
 
 

@@ -8,7 +8,6 @@ import torch
 
 from ..checkpoint import empty_model
 from ..checkpoint.config import config_to_dict, read_config
-from ..checkpoint.names import is_same_folder
 from ..checkpoint.notices import tell
 from ..checkpoint.pair import Choice
 from ..model import Llama
@@ -63,7 +62,7 @@ def choose_assistant(chosen: list[dict[str, Choice]]) -> str:
 def may_assist(choice: Choice) -> bool:
     """Whether the draft is another model, and both vocabularies have one size, padding included."""
     draft = choice.found.draft
-    if draft is None or is_same_folder(draft, choice.folder):
+    if draft is None or draft.samefile(choice.folder):
         return False
     return read_config(draft).vocab_size == read_config(choice.folder).vocab_size
 

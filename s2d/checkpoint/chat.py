@@ -60,19 +60,19 @@ def as_dialogue(
 
 def render_vicuna(eos: str, dialogue: list[Message]) -> str:
     """The format of Vicuna, as FastChat writes it; ``eos`` is the text of the EOS."""
-    if dialogue[0]["role"] != "system":
-        dialogue = [{"role": "system", "content": VICUNA_SYSTEM}, *dialogue]
-    text = ""
+    system = VICUNA_SYSTEM
+    if dialogue[0]["role"] == "system":
+        system = dialogue[0]["content"]
+        dialogue = dialogue[1:]
+    text = f"{system} " if system else ""
     for turn, message in enumerate(dialogue):
         content = message["content"]
-        if message["role"] != ("system" if turn == 0 else ("assistant", "user")[turn % 2]):
+        if message["role"] != ("user", "assistant")[turn % 2]:
             raise ValueError("Vicuna's format has user and assistant in turn")
-        if turn % 2:
+        if message["role"] == "user":
             text += f"USER: {content} ASSISTANT:"
-        elif turn:  # an empty answer is not even a space, in FastChat as well
+        else:  # an empty answer is not even a space, in FastChat as well
             text += f" {content}{eos}" if content else eos
-        else:
-            text = f"{content} " if content else ""
     return text
 
 
@@ -93,13 +93,13 @@ def render_template(
     given["add_generation_prompt"] = dialogue[-1]["role"] != "assistant"
     try:
         template, names = compile_template(source)
-        unknown = [name for name in options if name in given or name not in names]
-        if not unknown:
-            return template.render(tokens | options | given)
+        for name in options:
+            if name in given or name not in names:
+                raise ValueError(f"it has no option {name!r}")
+        return template.render(tokens | options | given)
     except Exception as error:  # a template is a program: anything can go wrong in it
         reason = str(error).replace("\n", " ")
         raise ValueError(f"the chat template of {folder} fails: {reason}") from None
-    raise ValueError(f"the chat template of {folder} has no option {unknown[0]!r}")
 
 
 def read_chat_format(folder: Path, config: dict[str, Any], tokens: dict[str, str]) -> ChatFormat:
@@ -135,14 +135,9 @@ def compile_template(source: str) -> tuple[Any, set[str]]:
     )
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = now
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
     template = environment.from_string(source)
     return template, find_undeclared_variables(environment.parse(source))
-
-
-def now(format: str) -> str:
-    """The date and time, with the name of the argument that templates rely on."""
-    return datetime.now().strftime(format)
 
 
 def refuse(message: str) -> NoReturn:

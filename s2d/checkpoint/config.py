@@ -27,6 +27,9 @@ PLAIN = {
     "hidden_act": "silu",
     "partial_rotary_factor": 1,
 }
+# Tokens that one of two models with the same tokenizer may have more, since vocabularies are padded
+# for GPUs: 32,000 or 32,064 for Llama 2, 128,256 or 128,264 for Llama 3. The limit is llama.cpp's.
+PADDING = 128
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -61,8 +64,6 @@ def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
     vocab_size = number(raw, "vocab_size")
     hidden_size = number(raw, "hidden_size")
     heads = number(raw, "num_attention_heads")
-    kv_heads = number(raw, "num_key_value_heads", heads)
-    head_dim = number(raw, "head_dim", 128 if kind == "qwen3" else hidden_size // heads)
     eos = raw.get("eos_token_id", 2 if kind == "llama" else None)
     if not isinstance(eos, list):
         eos = [] if eos is None else [eos]
@@ -72,8 +73,8 @@ def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
         intermediate_size=number(raw, "intermediate_size"),
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
+        num_key_value_heads=number(raw, "num_key_value_heads", heads),
+        head_dim=number(raw, "head_dim", 128 if kind == "qwen3" else hidden_size // heads),
         max_position_embeddings=number(raw, "max_position_embeddings", 2048),
         rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, float),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
@@ -158,25 +159,23 @@ def read_drafting(raw: dict[str, Any], layers: int) -> Drafting | None:
     """
     if raw.get("exit_layers") is None:
         return None
-    exits = numbers(raw["exit_layers"], "exit_layers")
+    exits = tuple(number({"exit_layers": exit}, "exit_layers") for exit in raw["exit_layers"])
     if not exits or list(exits) != sorted(set(exits)) or exits[-1] > layers:
         raise ValueError(f"exit_layers must increase up to {layers}, got {list(exits)}")
-    thresholds = raw.get("thresholds") or default_thresholds(len(exits))
-    thresholds = tuple(map(float, thresholds))
-    stop = float(raw.get("draft_stop", Drafting.stop))
-    in_range = all(0 <= probability <= 1 for probability in (*thresholds, stop))
-    if not in_range or len(thresholds) != len(exits):
-        raise ValueError("thresholds and draft_stop are from 0 to 1, a threshold for each exit")
-    tree = numbers(raw.get("draft_tree") or Drafting.tree, "draft_tree")
-    if len(tree) != 3:
-        raise ValueError("draft_tree has 3 numbers: top_k, depth and size")
+    thresholds = tuple(map(float, raw.get("thresholds") or default_thresholds(len(exits))))
+    tree = tuple(raw.get("draft_tree") or Drafting.tree)
+    if len(thresholds) != len(exits) or len(tree) != 3:
+        raise ValueError("expected a threshold for each exit, and top_k, depth, size of draft_tree")
     length = number(raw, "draft_length", Drafting.length)
+    stop = float(raw.get("draft_stop", Drafting.stop))
     return Drafting(exits, thresholds, length, stop, tree)
 
 
-def numbers(values: Any, key: str) -> tuple[int, ...]:
-    """Whole numbers above 0, as a tuple."""
-    return tuple(number({key: value}, key) for value in values)
+def refuse_other_size(draft_config: LlamaConfig, vocab_size: int) -> None:
+    """Raise ValueError if a draft cannot have the vocabulary of a target, of ``vocab_size``."""
+    if abs(draft_config.vocab_size - vocab_size) > PADDING:
+        sizes = f"{draft_config.vocab_size} and {vocab_size} tokens"
+        raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
 
 
 def config_to_dict(config: LlamaConfig, dtype: torch.dtype) -> dict[str, Any]:

@@ -91,7 +91,13 @@ def load_model(
         setattr(model.get_submodule(module), leaf, nn.Parameter(tensor, requires_grad=False))
         missing.remove(name)
     if config.tie_word_embeddings:
-        tie_head(model, path)
+        embedding = model.model.embed_tokens.weight
+        if not missing & {HEAD, EMBEDDING} and not torch.equal(model.lm_head.weight, embedding):
+            raise ValueError(
+                f"{path}: config.json ties the LM head to the embedding, but they differ; if both "
+                "are meant, write tie_word_embeddings false there"
+            )
+        model.lm_head.weight = embedding
         missing.discard(HEAD)
     if missing:
         raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")
@@ -115,35 +121,19 @@ def refuse_if_needed(file: Path, name: str, layers: int) -> None:
         raise ValueError(f"{file} has the tensor {name!r}, which no such model has")
 
 
-def tie_head(model: Llama, path: Path) -> None:
-    """Give a tied ``model`` one tensor as its embedding and its LM head.
-
-    Raises ValueError if the folder ``path`` has two, and they differ.
-    """
-    head = model.lm_head.weight
-    embedding = model.model.embed_tokens.weight
-    if not (head.is_meta or embedding.is_meta or torch.equal(head, embedding)):
-        raise ValueError(
-            f"{path}: config.json ties the LM head to the embedding, but they differ; if both are "
-            "meant, write tie_word_embeddings false there"
-        )
-    model.lm_head.weight = embedding
-
-
 def read_tensors(folder: Path, not_read: tuple[str, ...]) -> Iterator[tuple[Path, str, Tensor]]:
     """Yield (file, name, tensor) of the weights in ``folder``, with one file open at a time.
 
     They are safetensors or pickled ``.bin``, one file or shards, mapped into memory: a tensor is
-    read when it is copied. Those whose names begin with ``not_read`` are left out, and files that
-    have no others need not be there.
+    read when it is copied. Files that only have tensors whose names begin with ``not_read`` need
+    not be there.
     """
     for file in find_files(folder, not_read):
         if not file.is_file():
             raise FileNotFoundError(f"{file} is missing")
         try:
             for name, tensor in read_file(file):
-                if not name.startswith(not_read):
-                    yield file, name, tensor
+                yield file, name, tensor
         except Exception as error:  # reading a damaged file can fail in many ways
             reason = str(error).partition("\n")[0]
             raise ValueError(f"{file} cannot be read: {reason}") from None
@@ -240,17 +230,15 @@ def check_device(device: torch.device | str) -> torch.device:
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     try:
         tried = torch.zeros(1, device=name)
-        tried.cpu()  # which the device "meta" cannot do
-    except (RuntimeError, AssertionError):
-        raise ValueError(f"no device {name!r} here; names are auto, cpu, cuda, mps ...") from None
+        tried.item()  # which the device "meta" has not
+    except Exception:  # PyTorch has many ways to say so
+        raise ValueError(f"no device {name!r} here; expected auto, or one such as cpu") from None
     return tried.device
 
 
 def choose_dtype(dtype: torch.dtype | str, device: torch.device, path: Path | str) -> torch.dtype:
     """A dtype, its name, or "auto": config.json's in ``path``, float32 if that is not fast."""
-    if dtype in DTYPES.values():
-        return dtype
-    name = str(dtype)
+    name = str(dtype).removeprefix("torch.")
     if name == "auto":
         raw = read_json(Path(path, "config.json"))
         name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")

@@ -5,17 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..model import LlamaConfig
-from .config import read_config
+from .config import read_config, refuse_other_size
 from .notices import tell
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "weights"
 FOLDER_OF_SIZE = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
-
-# Tokens that one of two models with the same tokenizer may have more, since vocabularies are padded
-# for GPUs: 32,000 or 32,064 for Llama 2, 128,256 or 128,264 for Llama 3. The limit is llama.cpp's.
-PADDING = 128
 
 # What each of the miniatures that are shipped can answer.
 MINIATURE_PROMPTS = (
@@ -49,14 +44,12 @@ def find_target(name: Path | str) -> Path:
     for folder in places:
         if folder.is_dir():
             return folder
-    owner, _, model = name.partition("/")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(owner).is_dir():
-        hub_id, place = name, f"weights/{model.lower()}"
-    elif name in HUB_IDS:
-        hub_id, place = HUB_IDS[name], f"weights/{name}"
-    else:
+    hub_id = HUB_IDS.get(name, name)
+    owner = hub_id.partition("/")[0]
+    if Path(owner).is_dir() or not re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id):
         names = ", ".join((*FOLDER_OF_SIZE, *HUB_IDS))
         raise FileNotFoundError(f"no model folder at {name}; the names are {names}")
+    place = f"weights/{name.rpartition('/')[2].lower()}"
     raise FileNotFoundError(
         f"no model folder at {name}; from the Hugging Face hub: "
         f"hf download {hub_id} --local-dir {place}"
@@ -92,20 +85,23 @@ def find_draft(
     table_asked = exits is not None and 0 in exits
     nothing_asked = draft is None and exits is None
     datastore = find_datastore(target) if table_asked or nothing_asked else None
-    table = f"{datastore}, found next to the target"
-    if datastore is None:
-        table = "exit 0, the n-grams of the text"
+    table = "exit 0, the n-grams of the text"
+    if datastore is not None:
+        table = f"{datastore}, found next to the target"
     if (table_asked and len(exits) == 1) or (nothing_asked and datastore is not None):
         return FoundDraft(None, datastore, table)
     if draft is not None:
         draft = find_target(str(draft))
         words = f"{draft}, as given"
     else:
-        draft = draft_path(target)
+        folder = Path(target).absolute()
+        is_vicuna = folder.name in FOLDER_OF_SIZE.values()
+        family = "vicuna" if is_vicuna else folder.name.split("-")[0]
+        draft = folder.with_name(f"{family}-draft")
         words = f"found by its family's name: {draft}"
         if exits is not None:
             read_config(draft)  # it has to be there
-        elif find_family_draft(target) is None:
+        elif not draft.is_dir() or not fits(draft, folder):
             return FoundDraft(None, None, f"{table}, as there is no {draft} that fits")
     return FoundDraft(draft, datastore, f"{words}; and {table}" if table_asked else words)
 
@@ -117,37 +113,11 @@ def find_datastore(target: Path | str) -> Path | None:
     return file if file.is_file() else None
 
 
-def is_same_folder(one: Path | str, other: Path | str) -> bool:
-    """Whether two names lead to one folder that is there."""
-    return Path(one).is_dir() and Path(other).is_dir() and Path(one).samefile(other)
-
-
-def draft_path(target: Path | str) -> Path:
-    """The folder where the draft of the target's family is, or would be: next to the target."""
-    target = Path(target).absolute()
-    family = "vicuna" if target.name in FOLDER_OF_SIZE.values() else target.name.split("-")[0]
-    return target.with_name(f"{family}-draft")
-
-
-def find_family_draft(target: Path | str) -> Path | None:
-    """The folder of the draft of the target's family; None if there is none.
-
-    One whose config.json cannot be read, or that has a vocabulary of another size, counts as none,
-    which is said on stderr.
-    """
-    draft = draft_path(target)
-    if not draft.is_dir():
-        return None
+def fits(draft: Path, target: Path) -> bool:
+    """Whether a draft that nobody asked for can draft; if it cannot, that is said on stderr."""
     try:
         refuse_other_size(read_config(draft), read_config(target).vocab_size)
     except (ValueError, OSError) as error:
         tell(f"{draft}, the draft next to the target, is not used: {error}")
-        return None
-    return draft
-
-
-def refuse_other_size(draft_config: LlamaConfig, vocab_size: int) -> None:
-    """Raise ValueError if a draft cannot have the vocabulary of a target, of ``vocab_size``."""
-    if abs(draft_config.vocab_size - vocab_size) > PADDING:
-        sizes = f"{draft_config.vocab_size} and {vocab_size} tokens"
-        raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
+        return False
+    return True

@@ -9,9 +9,9 @@ from torch.distributed import is_initialized
 
 from ..model import Llama
 from ..options import Options
-from .config import read_config
+from .config import read_config, refuse_other_size
 from .load import load_model
-from .names import FoundDraft, find_draft, find_target, is_same_folder, refuse_other_size
+from .names import FoundDraft, find_draft, find_target
 from .notices import tell
 from .tokenizer import Tokenizer
 
@@ -77,7 +77,7 @@ def choose_pair(
         draft_config = read_config(found.draft)
         layers = draft_config.num_hidden_layers
         refuse_other_size(draft_config, config.vocab_size)
-        if not is_same_folder(found.draft, folder):
+        if not found.draft.samefile(folder):
             tell_other_tokenizer(found.draft, tokenizer)
     options = options.filled(draft_config)
     for each in options.exits:
@@ -102,7 +102,7 @@ def load_chosen(
     else:
         target = load(choice.folder, device, dtype)
     draft = None
-    if found is not None and not divided and is_same_folder(found, choice.folder):
+    if found is not None and not divided and found.samefile(choice.folder):
         draft = target  # it drafts for itself: its first layers are in memory already
     elif found is not None:
         draft = load(found, device, target.dtype, layers=choice.options.exits[-1])
@@ -127,20 +127,16 @@ def fit_vocabulary(draft: Llama, vocab_size: int) -> Llama:
     """Give ``draft`` the vocabulary of a target with ``vocab_size`` tokens, and return it.
 
     A token that only one of them has is never drafted. The target may write it nevertheless; then
-    the draft reads its last token in the place of this one. Raises ValueError if the sizes are too
-    different.
+    the draft reads its last token in the place of this one.
     """
-    own = draft.config.vocab_size
-    refuse_other_size(draft.config, vocab_size)
-    if own != vocab_size:
-        missing = max(0, vocab_size - own)
+    last = draft.config.vocab_size - 1
+    more = vocab_size - draft.config.vocab_size  # padding by a negative number cuts
+    if more != 0:
         draft.model.embed_tokens.register_forward_pre_hook(
-            lambda module, inputs: (inputs[0].clamp(max=own - 1),)
+            lambda module, inputs: (inputs[0].clamp(max=last),)
         )
         draft.lm_head.register_forward_hook(
-            lambda module, inputs, logits: F.pad(
-                logits[..., :vocab_size], (0, missing), value=float("-inf")
-            )
+            lambda module, inputs, logits: F.pad(logits, (0, more), value=float("-inf"))
         )
         draft.config = replace(draft.config, vocab_size=vocab_size)
     return draft

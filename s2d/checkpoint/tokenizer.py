@@ -3,7 +3,8 @@
 A folder has SentencePiece's tokenizer.model or, for the package ``tokenizers``, a tokenizer.json.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,12 +31,10 @@ class Tokenizer:
 
     def __init__(self, path: Path | str, vocab_size: int | None = None) -> None:
         self.folder = Path(path)
-        if not any((self.folder / f"tokenizer.{kind}").is_file() for kind in ("model", "json")):
-            raise FileNotFoundError(f"{path} has no tokenizer.model and no tokenizer.json")
         try:
             self.config = read_json(self.folder / "tokenizer_config.json", missing={})
             self.model = read_model(self.folder, self.config)
-        except ModuleNotFoundError:
+        except (ModuleNotFoundError, FileNotFoundError):
             raise
         except Exception as error:
             reason = error if isinstance(error, ValueError) else f"it is damaged ({error})"
@@ -43,10 +42,8 @@ class Tokenizer:
         self.vocab_size = vocab_size
         self.special = self.model.special
         self.eos = self.model.names.get("eos_token", "")
-        self.eos_id = None
-        for number, text in self.special.items():
-            if text == self.eos:
-                self.eos_id = number
+        ids = {text: number for number, text in self.special.items()}
+        self.eos_id = ids.get(self.eos)
 
     @cached_property
     def chat_format(self) -> ChatFormat:
@@ -92,55 +89,28 @@ class Tokenizer:
     def encode_rendered(self, text: str) -> list[int]:
         return self.encode(text, with_bos=not self.chat_format.is_template)  # which writes the BOS
 
-    def rounds(self, messages: Messages) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield (ids of the prompt, ids of the answer up to its EOS) of each answer.
-
-        The prompt is what a model is given, and the answer what it has to write then. A prompt is
-        only what follows the round before it, or whole if that round is encoded otherwise in it.
-        Raises ValueError if an answer does not stand right after its prompt, in tokens of its own:
-        some templates leave out what the assistant thought.
-        """
-        dialogue = as_dialogue(messages)
-        if dialogue[0]["role"] == "assistant":
-            raise ValueError("the assistant speaks first; expected a message to answer")
-        done: list[int] = []  # the ids of the rounds so far
-        for turn, message in enumerate(dialogue):
-            if message["role"] != "assistant":
-                continue
-            asked = self.chat_format.render(dialogue[:turn])
-            prompt = self.encode_rendered(asked)
-            answer = self.answer_after(asked, dialogue[: turn + 1])
-            whole = self.encode_rendered(asked + answer)
-            if whole[: len(prompt)] != prompt:
-                raise ValueError("one token is the end of a prompt and the beginning of its answer")
-            goes_on = prompt[: len(done)] == done
-            yield prompt[len(done) :] if goes_on else prompt, whole[len(prompt) :]
-            done = whole
-
-    def answer_after(self, asked: str, dialogue: list[Message]) -> str:
-        """What a model has to write after the prompt ``asked``: the last message up to its EOS."""
-        answered = self.chat_format.render(dialogue)
-        text = answered.removeprefix(asked)
-        is_whole = answered.startswith(asked) and dialogue[-1]["content"].strip() in text
-        if not asked or not is_whole:
-            raise ValueError("the chat template does not write an answer whole after its prompt")
-        said, end, _ = text.partition(self.eos) if self.eos else (text, "", "")
-        return said + end
-
 
 def read_model(folder: Path, config: dict[str, Any]) -> "SentencePieceModel | JsonModel":
-    """What turns text into ids and back; ``config`` is what is in tokenizer_config.json.
+    """What turns text into ids and back.
 
-    As in transformers, a tokenizer.json has the last word.
+    A tokenizer.json is read as it is. But transformers' LlamaTokenizer takes only pieces and added
+    tokens from it and has rules of its own, which are those of the tokenizer.model.
     """
-    if (folder / "tokenizer.json").is_file():
+    content = read_json(folder / "tokenizer.json", missing={})
+    steps = json.dumps([content.get("normalizer"), content.get("pre_tokenizer")])
+    name = str(config.get("tokenizer_class")).removesuffix("Fast")
+    if name == "LlamaTokenizer" and '"ByteLevel"' in steps:
+        name = "TokenizersBackend"  # Llama 3's kind of tokenizer; transformers goes by it as well
+    has_model = (folder / "tokenizer.model").is_file()
+    if content and not (has_model and name == "LlamaTokenizer"):
         from .tokenizer_json import JsonModel  # not every model needs the package
 
-        return JsonModel(folder, config, read_json(folder / "tokenizer.json"))
-    name = config.get("tokenizer_class", "LlamaTokenizer")
-    if name not in (None, "LlamaTokenizer", "LlamaTokenizerFast"):
+        return JsonModel(folder, name, config, content)
+    if name not in ("None", "LlamaTokenizer"):
         raise ValueError(f"tokenizer_class {name!r}, which has rules of its own, is not known")
-    return SentencePieceModel(folder, config)
+    if not has_model:
+        raise FileNotFoundError(f"{folder} has no tokenizer.model and no tokenizer.json")
+    return SentencePieceModel(folder, config, content)
 
 
 def check_text(text: str) -> str:
@@ -190,8 +160,7 @@ class TextStream:
 
     def is_open(self) -> bool:
         """Whether the ids that wait end with half a character."""
-        text = [character for character, is_shown in self.decode_waiting() if is_shown]
-        return text[-1:] == ["\ufffd"]
+        return self.tokenizer.decode(self.before + self.waiting).endswith("\ufffd")
 
     def take_waiting(self) -> None:
         """The ids that wait are no longer open: their text is certain."""

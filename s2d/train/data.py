@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checkpoint.chat import Message
+from ..checkpoint.chat import Message, as_dialogue
 from ..checkpoint.files import read_text
 from ..checkpoint.notices import progress, tell
-from ..checkpoint.tokenizer import Tokenizer
+from ..checkpoint.tokenizer import Messages, Tokenizer
 from .corpus import GROUPS, conversations
 
 # Groups that need what the prompt says come more often: that takes a model longest to learn.
@@ -70,17 +70,55 @@ def read_dialogues(data: str, seed: int, tokenizer: Tokenizer) -> Iterator[list[
     what = f"reading {data}: dialogues"
     if data == "mini":
         for turns in progress(conversations(seed, "train", MIX), what):
-            yield list(tokenizer.rounds(chain(*turns)))
+            yield list(as_rounds(tokenizer, chain(*turns)))
     records = read_records(Path(data))
     random.Random(seed).shuffle(records)
     reasons = []
     for record in progress(records, what):
         try:
-            yield list(tokenizer.rounds(read_dialogue(record)))
+            yield list(as_rounds(tokenizer, read_dialogue(record)))
         except ValueError as error:
             reasons.append(error)
     if reasons:
         tell(f"{data}: {len(reasons)} records are passed over; of the first, {reasons[0]}")
+
+
+def as_rounds(tokenizer: Tokenizer, messages: Messages) -> Iterator[Pair]:
+    """Yield (ids of the prompt, ids of the answer up to its EOS) of each answer.
+
+    The prompt is what a model is given, and the answer what it has to write then. A prompt is only
+    what follows the round before it, or whole if that round is encoded otherwise in it. Raises
+    ValueError if an answer does not stand right after its prompt, as by templates that leave out
+    what the assistant thought.
+    """
+    dialogue = as_dialogue(messages)
+    if dialogue[0]["role"] == "assistant":
+        raise ValueError("the assistant speaks first; expected a message to answer")
+    done: list[int] = []  # the ids of the rounds so far
+    for turn, message in enumerate(dialogue):
+        if message["role"] != "assistant":
+            continue
+        asked = tokenizer.chat_format.render(dialogue[:turn])
+        prompt = tokenizer.encode_rendered(asked)
+        answer = answer_after(tokenizer, asked, dialogue[: turn + 1])
+        whole = tokenizer.encode_rendered(asked + answer)
+        if whole[: len(prompt)] != prompt:
+            raise ValueError("a token holds the end of a prompt and the beginning of its answer")
+        new = prompt[len(done) :] if prompt[: len(done)] == done else prompt
+        yield new, whole[len(prompt) :]
+        done = whole
+
+
+def answer_after(tokenizer: Tokenizer, asked: str, dialogue: list[Message]) -> str:
+    """What a model has to write after the prompt ``asked``: the last message up to its EOS."""
+    answered = tokenizer.chat_format.render(dialogue)
+    text = answered.removeprefix(asked)
+    is_whole = answered.startswith(asked) and dialogue[-1]["content"].strip() in text
+    if not asked or not is_whole:
+        raise ValueError("the chat template does not write an answer whole after its prompt")
+    eos = tokenizer.eos
+    said, end, _ = text.partition(eos) if eos else (text, "", "")
+    return said + end
 
 
 def read_pairs(data: str, seed: int, tokenizer: Tokenizer, answers_only: bool) -> Iterator[Pair]:

@@ -1,0 +1,83 @@
+"""Dialogues as pairs of a prompt and its answer, in every chat format."""
+
+import pytest
+from vocabularies import BRACKETS, CHATML, save_trained, sentencepiece_folder, with_config
+
+from s2d import Tokenizer
+from s2d.train.data import as_rounds
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+@pytest.mark.parametrize("template", [None, BRACKETS, CHATML])
+def test_rounds_are_the_dialogue_in_pieces(tmp_path, legacy, template):
+    """Each answer up to its EOS; what comes after it belongs to the next prompt."""
+    said = ["Where is Nora?", "In the north.", " Why?", "Because. ", "日本", "24."]
+    eos = "<|im_end|>" if template == CHATML else "</s>"
+    config = {"legacy": legacy, "chat_template": template, "eos_token": eos}
+    config |= {"tokenizer_class": "LlamaTokenizer", "extra_special_tokens": ["<|im_start|>"]}
+    ids = {"<|im_start|>": 1024, "<|im_end|>": 1025}
+    # A name that begins with mini- has Vicuna's format.
+    folder = sentencepiece_folder(tmp_path / "mini-model", config, added_tokens=ids)
+    tokenizer = Tokenizer(folder)
+    rounds = list(as_rounds(tokenizer, said))
+    whole: list[int] = []
+    for turn, (prompt, answer) in enumerate(rounds):
+        whole += prompt
+        assert whole == tokenizer.encode_chat(said[: 2 * turn + 1])
+        whole += answer
+        assert answer[-1] == tokenizer.eos_id and answer.count(tokenizer.eos_id) == 1
+        assert tokenizer.decode(answer).strip() == said[2 * turn + 1].strip()
+    assert len(rounds) == 3
+
+
+@pytest.mark.parametrize("kind", ["llama-3", "smollm2", "qwen", "tokenizer.model"])
+def test_rounds_of_plain_text(tmp_path, kind):
+    """Every message is a line, and no token reaches from a question into its answer."""
+    if kind == "tokenizer.model":
+        tokenizer = Tokenizer(sentencepiece_folder(tmp_path / "base", {}))
+    else:
+        tokenizer, _ = with_config(save_trained(tmp_path, kind))
+    for asked, said in (("Why", "Hi"), ("Why?", "! OK"), ("Why? ", "(日本"), ("1", "23")):
+        [(prompt, answer)] = as_rounds(tokenizer, [asked, said])
+        assert prompt == tokenizer.encode_chat(asked) == tokenizer.encode(f"{asked}\n")
+        assert tokenizer.decode(prompt + answer) == f"{asked}\n{said}"
+        assert answer[-1] == tokenizer.eos_id
+
+
+def test_a_dialogue_is_refused_if_a_token_reaches_into_an_answer(tmp_path):
+    """A model would never write the answer's tokens after the prompt's."""
+    template = "{% for m in messages %}{% if m.role == 'assistant' %}H{% endif %}{{ m.content }}"
+    template += "{% endfor %}{% if add_generation_prompt %}H{% endif %}"
+    tokenizer, _ = with_config(save_trained(tmp_path), chat_template=template)
+    with pytest.raises(ValueError, match="a token holds the end of a prompt and the beginning"):
+        list(as_rounds(tokenizer, ["Why? ", "ello world"]))
+
+
+THOUGHTS = ["Hi", "<think>\nWell.\n</think>\n\nFine", "And?", "Bye"]
+THINK = """{% for m in messages %}{{ m.role }}: {{ m.content }}
+{% endfor %}{% if add_generation_prompt %}assistant: <think>
+{% endif %}"""
+DEEPSEEK = """{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}<|User|>
+{{- m['content'] }}{% else %}<|Assistant|>{{ m['content'].split('</think>')[-1] }}{{ eos_token }}
+{%- endif %}{% endfor %}{% if add_generation_prompt %}<|Assistant|><think>\n{% endif %}"""
+LAST_THOUGHT = """{% for m in messages %}<|im_start|>{{ m['role'] }}
+{{ m['content'] if loop.last else m['content'].split('</think>')[-1].lstrip() }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_rounds_are_what_a_model_is_given_and_has_to_write(tmp_path):
+    """Also if a thought is left out of the prompt that comes after it."""
+    ours = Tokenizer(sentencepiece_folder(tmp_path / "m", {"chat_template": LAST_THOUGHT}))
+    first, second = as_rounds(ours, THOUGHTS)
+    for turn, (prompt, answer) in ((1, first), (3, second)):
+        assert prompt == ours.encode_chat(THOUGHTS[:turn])
+        assert ours.decode(answer) == f"{THOUGHTS[turn]}<|im_end|>\n"
+
+
+@pytest.mark.parametrize("template", [THINK, DEEPSEEK])
+def test_templates_that_write_an_answer_otherwise_than_it_was_asked(tmp_path, template):
+    ours = Tokenizer(sentencepiece_folder(tmp_path / "m", {"chat_template": template}))
+    assert ours.encode_chat(THOUGHTS)
+    with pytest.raises(ValueError, match="does not write an answer whole after its prompt"):
+        list(as_rounds(ours, THOUGHTS))
