@@ -37,7 +37,7 @@ def test_rounds_of_plain_text(tmp_path, kind):
         tokenizer = Tokenizer(sentencepiece_folder(tmp_path / "base", {}))
     else:
         tokenizer, _ = with_config(save_trained(tmp_path, kind))
-    for asked, said in (("Why", "Hi"), ("Why?", "! OK"), ("Why? ", "(日本"), ("1", "23")):
+    for asked, said in (("Why", "Hi"), ("Why?", "! OK"), ("Why?", "(日本"), ("1", "23")):
         [(prompt, answer)] = as_rounds(tokenizer, [asked, said])
         assert prompt == tokenizer.encode_chat(asked) == tokenizer.encode(f"{asked}\n")
         assert tokenizer.decode(prompt + answer) == f"{asked}\n{said}"
