@@ -80,14 +80,14 @@ def test_run_by_every_method(folder, draft, tmp_path, capsys):
         ["--method", "ar"],
         ["--method", "s2d"],
         ["--draft", folder, "--exits", "1,2"],
-        ["--draft", tmp_path / "layerskip"],
+        *(["--draft", tmp_path / "layerskip", "--method", method] for method in METHODS[1:]),
         ["--trace", tmp_path / "page.html"],
     ):
         assert program(run.main, *common, "--prompt", "Hi", *words) == 0
         answer = json.loads(capsys.readouterr().out)
         texts.add(answer["text"])
         if tmp_path / "layerskip" in words:
-            assert answer["options"]["exits"] == [1, 3]
+            assert answer["options"]["exits"] in ([3], [1, 3])
     (tmp_path / "prompts").write_text("Hi\nHi\n")
     assert program(run.main, *common, "--prompts", tmp_path / "prompts") == 0
     texts |= {json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()}
