@@ -101,7 +101,9 @@ class Decoder:
     def run_target(self, tree: Tree) -> Tensor:
         """The target's logits (N+1, V) after each node of ``tree``."""
         tokens, positions, mask = self.inputs(tree)
-        logits = self.target(tokens, len(tree.tokens), positions, mask, self.cache)[0]
+        logits = self.target(
+            tokens, last=len(tree.tokens), positions=positions, mask=mask, cache=self.cache
+        )[0]
         refuse_infinite(logits)
         return logits
 

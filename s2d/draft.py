@@ -143,7 +143,7 @@ class SortedDraft:
         while tree.frontier:
             exit_, prediction = self.predict(tree)
             if prediction.confidence == 0.0:
-                break  # nothing is known about what follows
+                break  # exit 0 knows nothing about what follows
             positions = tree.next_positions(tree.frontier)
             proposal = rule.propose(prediction, tree.shape.width(tree.depth), positions)
             for tokens in proposal.tokens:

@@ -214,7 +214,10 @@ class Tree:
             self.restrict_to(kept)
 
     def restrict_to(self, kept: list[int]) -> None:
-        """Leave out all nodes but ``kept``, and number these anew. ``kept[0]`` becomes the root."""
+        """Leave out all nodes but ``kept``, and number these anew.
+
+        ``kept[0]`` becomes the root: it is 0, or one of several roots (mcsd/roots.py).
+        """
         number = {node: new for new, node in enumerate(kept)}
         self.parents = [number.get(self.parents[node], NO_PARENT) for node in kept]
         self.tokens = [self.tokens[node] for node in kept]

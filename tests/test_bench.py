@@ -339,6 +339,10 @@ def test_check_tells_a_bug_from_a_tie_and_exits_with_1(temperature, questions, m
 def test_the_readme_compares_an_exit_of_ones_own(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     [block] = re.findall(r"```python\n(.*?)```", (ROOT / "s2d/bench/README.md").read_text(), re.S)
-    exec(block, {})
+    names = {}
+    exec(block, names)
     rows = re.findall(r"^\| (\w+) +\| 1?\d", capsys.readouterr().out, re.M)
     assert rows[:3] == ["ar", "s2d", "own"]
+    models = names["target"], names["draft"], names["prompts"]
+    found = names["compare"](*models, {"ar": {"method": "s2d"}}, rounds=1, max_new_tokens=4)
+    assert found.options["ar"].method == "ar"  # always the target alone

@@ -51,6 +51,8 @@ def test_a_dialogue_is_refused_if_a_token_reaches_into_an_answer(tmp_path):
     tokenizer, _ = with_config(save_trained(tmp_path), chat_template=template)
     with pytest.raises(ValueError, match="a token holds the end of a prompt and the beginning"):
         list(as_rounds(tokenizer, ["Why? ", "ello world"]))
+    with pytest.raises(ValueError, match="an answer is empty"):
+        list(as_rounds(tokenizer, ["Why? ", " "]))
 
 
 THOUGHTS = ["Hi", "<think>\nWell.\n</think>\n\nFine", "And?", "Bye"]

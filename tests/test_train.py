@@ -242,6 +242,8 @@ MISTAKES = """
 --micro-batch 3 | --batch is no multiple of --micro-batch times the processes
 --out TMP/base | base is there already
 --out TMP/cut | give --resume if TMP/cut.checkpoint is there
+--out TMP/cut --resume | cut.checkpoint is no checkpoint, or is damaged
+--batch 20 --micro-batch 20 --millions 0.00096 | there are 19 rows to learn; a batch needs 20
 """
 
 

@@ -74,7 +74,8 @@ def compare(
         return [time_run(run, question["prompt"], seed)]
 
     runs = {}
-    for name, own in {"ar": {"method": "ar"}, **methods}.items():
+    alone = {"ar": {"method": "ar"}}  # the first row; no other method is called so
+    for name, own in (alone | methods | alone).items():
         runs[name] = make_run(target, draft, own, **common)
     questions = []
     for number, prompt in enumerate(prompts):

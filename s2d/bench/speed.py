@@ -81,8 +81,6 @@ def show_all(found: list[Comparison], args: Namespace) -> None:
         columns = [each.by_group[group] for each in found if group in each.by_group]
         by_group[group] = mean_column(columns)
     print(table(f"means: {LEGEND}", by_group, MEASURES))
-    if args.plot:
-        write_plot(args.plot, overall, across=len(set(args.temperature)))
     if args.out:
         versions = {name: version(name) for name in PACKAGES if name in sys.modules}
         machine = {"processor": name_processor(), "system": platform(), "versions": versions}
@@ -91,3 +89,5 @@ def show_all(found: list[Comparison], args: Namespace) -> None:
         data["comparisons"] = [comparison.as_json() for comparison in found]
         with staged(args.out / "results.json") as stage:
             stage.write_text(json.dumps(data, default=str), encoding="utf-8")
+    if args.plot:
+        write_plot(args.plot, overall, across=len(set(args.temperature)))

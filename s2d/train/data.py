@@ -113,7 +113,10 @@ def answer_after(tokenizer: Tokenizer, asked: str, dialogue: list[Message]) -> s
     """What a model has to write after the prompt ``asked``: the last message up to its EOS."""
     answered = tokenizer.chat_format.render(dialogue)
     text = answered.removeprefix(asked)
-    is_whole = answered.startswith(asked) and dialogue[-1]["content"].strip() in text
+    content = dialogue[-1]["content"].strip()
+    if not content:
+        raise ValueError("an answer is empty")
+    is_whole = answered.startswith(asked) and content in text
     if not asked or not is_whole:
         raise ValueError("the chat template does not write an answer whole after its prompt")
     eos = tokenizer.eos

@@ -76,9 +76,12 @@ def save_checkpoint(file: Path, model: Divided, optimizer: Optimizer, about: Abo
 def load_checkpoint(file: Path, model: Divided, optimizer: Optimizer, settings: About) -> int:
     """Take the state in ``file``; returns the number of steps done.
 
-    Raises ValueError if the training was begun with other ``settings``.
+    Raises ValueError if it is damaged, or if the training was begun with other ``settings``.
     """
-    about, weights, state = torch.load(file, map_location="cpu", mmap=True)
+    try:
+        about, weights, state = torch.load(file, map_location="cpu", mmap=True)
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise ValueError(f"{file} is no checkpoint, or is damaged ({error})") from None
     for name, value in settings.items():
         if about[name] != value:
             raise ValueError(f"{file} was begun with other {name}: {about[name]}, not {value}")

@@ -59,6 +59,8 @@ def train_soft(
     pairs = read_pairs(data, run.seed, tokenizer, not all_text)
     rows = make_rows(pairs, recipe.batch, recipe.length, recipe.millions)
     learnt, held_out = hold_out(rows)
+    if len(learnt[0]) < recipe.batch:
+        raise ValueError(f"there are {len(learnt[0])} rows to learn; a batch needs {recipe.batch}")
     for _ in fit(model, exits, learnt, recipe, run, tutor):
         pass  # it says itself how far it is
     thresholds = measure_thresholds(model, held_out, exits)
