@@ -216,7 +216,7 @@ class Tree:
     def restrict_to(self, kept: list[int]) -> None:
         """Leave out all nodes but ``kept``, and number these anew.
 
-        ``kept[0]`` becomes the root: it is 0, or one of several roots (mcsd/roots.py).
+        ``kept[0]`` becomes the root. Besides 0, this may be any node, for a part of the tree.
         """
         number = {node: new for new, node in enumerate(kept)}
         self.parents = [number.get(self.parents[node], NO_PARENT) for node in kept]
