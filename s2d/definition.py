@@ -11,7 +11,7 @@ For greedy decoding, the caller gives a noise that is 1 everywhere.
 
 What is defined here differs from the fast code in two ways: that drafts nothing in its first step
 if the prompt has more than 256 tokens (``mask.MAX_UNREAD``), and nothing beyond the positions of
-the draft model. Exit 0, rejection sampling and roots from the target are not defined here.
+the draft model. Exit 0 and rejection sampling are not defined here.
 """
 
 from collections.abc import Iterator
