@@ -9,9 +9,9 @@ noise: a number for each token and position, from a seed alone. This is a draw f
 with the largest q / √e, by which more are accepted than by q; that was measured, and not derived.
 For greedy decoding, the caller gives a noise that is 1 everywhere.
 
-What is defined here differs from the fast code in two ways: that drafts nothing in its first step
-if the prompt has more than 256 tokens (``mask.MAX_UNREAD``), and nothing beyond the positions of
-the draft model. Exit 0 and rejection sampling are not defined here.
+The fast code differs from this definition in two ways: it drafts nothing in its first step if the
+prompt has more than 256 tokens (``mask.MAX_UNREAD``), and nothing beyond the positions of the draft
+model. Exit 0 and rejection sampling are not defined here.
 """
 
 from collections.abc import Iterator

@@ -44,9 +44,7 @@ class Proposal(NamedTuple):
 
     tokens: list[list[int]]  # R lists; some are shorter where few tokens are possible
     probs: list[list[float]]  # likewise
-    q: Sequence[
-        Tensor
-    ] = ()  # R times (V,): what the tokens were drawn from, if ``verify`` needs it
+    q: Sequence[Tensor] = ()  # R times (V,): what they were drawn from, if ``verify`` needs it
 
 
 @runtime_checkable

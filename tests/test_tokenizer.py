@@ -196,6 +196,12 @@ def test_added_tokens_of_a_tokenizer_model_equal_transformers(tmp_path, config, 
     equals_transformers(folder)
 
 
+def test_of_tokens_that_overlap_the_one_in_normalised_text_is_found_last(tmp_path):
+    own = BY_ID | {"1024": added("a<", special=False, normalized=True), "1025": added("<x>")}
+    folder = sentencepiece_folder(tmp_path / "m", {"added_tokens_decoder": own})
+    assert_agree(Tokenizer(folder), AutoTokenizer.from_pretrained(folder), ["a<x>b", "za<x>"])
+
+
 def equals_transformers(folder):
     ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     assert ours.eos_id == theirs.eos_token_id
@@ -260,6 +266,8 @@ def test_files_that_differ_are_refused(tmp_path):
     content["post_processor"]["single"].append({"SpecialToken": {"id": "</s>", "type_id": 0}})
     (folder / "tokenizer.json").write_text(json.dumps(content))
     raises_line(Tokenizer, ValueError, "puts a token behind a text", folder)
+    change_json(folder / "tokenizer.json", post_processor=None)  # and so no BOS
+    assert_agree(Tokenizer(folder), AutoTokenizer.from_pretrained(folder), ["Hi"])
     (folder / "tokenizer.model").rename(tmp_path / "tokenizer.model")
     message = "rules of tokenizer_class 'LlamaTokenizer' are not .*tokenizer.model"
     raises_line(Tokenizer, ValueError, message, folder)
@@ -267,6 +275,11 @@ def test_files_that_differ_are_refused(tmp_path):
     (tmp_path / "tokenizer.model").rename(folder / "tokenizer.model")
     raises_line(Tokenizer, ValueError, "have other pieces", folder)
     qwen = save_trained(tmp_path, "qwen")
+    content = json.loads((qwen / "tokenizer.json").read_text())
+    content["added_tokens"].append(added("<|new|>") | {"id": 999})
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer_config.json").write_text("{}")
+    raises_line(Tokenizer, ValueError, "'<.new.>' has the ids 999 and [0-9]+", folder)
     with pytest.raises(ValueError, match="added_tokens_decoder lacks the token '<.begin.>'"):
         own = {"4": added("<|eot|>")}  # transformers would take no other
         with_config(qwen, tokenizer_class="Qwen2Tokenizer", added_tokens_decoder=own)

@@ -219,10 +219,10 @@ def test_an_exit_loses_a_hundredth_of_what_the_last_exit_gets_right():
 
 
 def test_a_twentieth_of_the_rows_is_held_out():
-    """At most 64, of which none is learnt."""
-    for count, expected in ((2000, 64), (1000, 50), (19, 0)):
+    """At most 64, of which none is learnt; and a batch is left to learn."""
+    for count, batch, expected in ((2000, 4, 64), (1000, 4, 50), (1000, 980, 20), (20, 20, 0)):
         rows = torch.arange(count * 4).view(count, 4)
-        learnt, held_out = thresholds.hold_out((rows, rows))
+        learnt, held_out = thresholds.hold_out((rows, rows), batch)
         assert len(held_out[0]) == len(held_out[1]) == expected
         assert torch.equal(torch.cat((learnt[0], held_out[0])), rows)
 
@@ -243,7 +243,6 @@ MISTAKES = """
 --out TMP/base | base is there already
 --out TMP/cut | give --resume if TMP/cut.checkpoint is there
 --out TMP/cut --resume | cut.checkpoint is no checkpoint, or is damaged
---batch 20 --micro-batch 20 --millions 0.00096 | there are 19 rows to learn; a batch needs 20
 """
 
 

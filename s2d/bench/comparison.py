@@ -73,10 +73,9 @@ def compare(
     def ask(run: Run, question: Question, seed: int) -> list[Turn]:
         return [time_run(run, question["prompt"], seed)]
 
-    runs = {}
-    alone = {"ar": {"method": "ar"}}  # the first row; no other method is called so
-    for name, own in (alone | methods | alone).items():
-        runs[name] = make_run(target, draft, own, **common)
+    runs = {"ar": make_run(target, draft, {"method": "ar"}, **common)}
+    for name, own in methods.items():
+        runs.setdefault(name, make_run(target, draft, own, **common))  # "ar" stays as it is
     questions = []
     for number, prompt in enumerate(prompts):
         questions.append({"question_id": number, "group": "overall", "prompt": list(prompt)})

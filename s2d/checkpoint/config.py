@@ -159,7 +159,7 @@ def read_drafting(raw: dict[str, Any], layers: int) -> Drafting | None:
     """
     if raw.get("exit_layers") is None:
         return None
-    exits = tuple(number({"exit_layers": exit}, "exit_layers") for exit in raw["exit_layers"])
+    exits = tuple(number({"exit_layers": each}, "exit_layers") for each in raw["exit_layers"])
     if not exits or list(exits) != sorted(set(exits)) or exits[-1] > layers:
         raise ValueError(f"exit_layers must increase up to {layers}, got {list(exits)}")
     thresholds = tuple(map(float, raw.get("thresholds") or default_thresholds(len(exits))))

@@ -125,15 +125,16 @@ def read_tensors(folder: Path, not_read: tuple[str, ...]) -> Iterator[tuple[Path
     """Yield (file, name, tensor) of the weights in ``folder``, with one file open at a time.
 
     They are safetensors or pickled ``.bin``, one file or shards, mapped into memory: a tensor is
-    read when it is copied. Files that only have tensors whose names begin with ``not_read`` need
-    not be there.
+    read when it is copied. Those whose names begin with ``not_read`` are left out, and files that
+    have no others need not be there.
     """
     for file in find_files(folder, not_read):
         if not file.is_file():
             raise FileNotFoundError(f"{file} is missing")
         try:
             for name, tensor in read_file(file):
-                yield file, name, tensor
+                if not name.startswith(not_read):
+                    yield file, name, tensor
         except Exception as error:  # reading a damaged file can fail in many ways
             reason = str(error).partition("\n")[0]
             raise ValueError(f"{file} cannot be read: {reason}") from None

@@ -44,6 +44,9 @@ class JsonModel:
                 raise ValueError(f"tokenizer.json has no added token {text!r}, the {key}")
         self.special = {}
         for number, token in listed.items():
+            found = self.tokenizer.token_to_id(token["content"])
+            if found != number:  # the package gives ids without gaps
+                raise ValueError(f"the token {token['content']!r} has the ids {number} and {found}")
             if token["special"] or token["content"] in self.names.values():
                 self.special[number] = token["content"]
 

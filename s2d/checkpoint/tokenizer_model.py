@@ -1,12 +1,13 @@
 """tokenizer.model: SentencePiece's pieces, and the special and added tokens between them."""
 
 import re
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-from .special import LLAMA_TOKENS, Settings, Token, read_added, read_names, space_scheme
+from .special import LLAMA_TOKENS, Settings, read_added, read_names, space_scheme
 
 # Appended to a tokenizer.model, this changes its normalizer_spec, as in protobuf the last value of
 # a setting counts: an empty precompiled_charsmap, no add_dummy_prefix, no
@@ -55,19 +56,26 @@ class SentencePieceModel:
                 if token.get(flag):
                     raise ValueError(f"{flag} of the token {token['content']!r} is not supported")
         self.names = {name: token["content"] for name, token in names.items()}
-        self.text_of = {number: token["content"] for number, token in added.items()}
-        self.added = {text: number for number, text in self.text_of.items()}
+        self.added = {token["content"]: number for number, token in added.items()}
         self.special = {}
+        self.text_of = {}  # what an added token leaves when it is decoded
         for number, token in added.items():
+            self.text_of[number] = "" if token.get("special") else token["content"]
             if token.get("special"):
                 self.special[number] = token["content"]
-        texts = [re.escape(token["content"]) for token in sorted(added.values(), key=rank)]
-        self.pattern = re.compile(f"({'|'.join(texts)})")
-        bos = self.names.get("bos_token")
-        if not config.get("add_bos_token", True):
-            bos = None
-        if content.get("post_processor"):  # as in transformers, this has the last word
-            around = content["post_processor"]["single"]
+        # Tokens that are not looked for in normalised text are found first.
+        plain = []
+        normalized = []
+        for token in added.values():
+            if token.get("normalized", not token.get("special")):
+                normalized.append(token["content"])
+            else:
+                plain.append(token["content"])
+        self.patterns = [make_pattern(texts) for texts in (plain, normalized) if texts]
+        bos = self.names.get("bos_token") if config.get("add_bos_token", True) else None
+        if content:  # as in transformers, tokenizer.json has the last word
+            processor = content.get("post_processor") or {"single": [{}]}
+            around = processor["single"]
             bos = around[0].get("SpecialToken", {}).get("id")
             if "SpecialToken" in around[-1]:
                 raise ValueError("tokenizer.json puts a token behind a text: not supported")
@@ -75,13 +83,23 @@ class SentencePieceModel:
 
     def encode(self, text: str, with_bos: bool) -> list[int]:
         ids: list[int] = []
-        for part in filter(None, self.pattern.split(text)):
+        for part in self.divide(text):
             if part in self.added:
                 ids.append(self.added[part])
             else:
                 space = " " if self.needs_space(part, is_first=not ids) else ""
                 ids += self.pieces.encode(space + part)
         return [self.bos_id, *ids] if with_bos and self.bos_id is not None else ids
+
+    def divide(self, text: str) -> Iterator[str]:
+        """The added tokens in a text, and the texts between them."""
+        parts = [text]
+        for pattern in self.patterns:
+            divided = []
+            for part in parts:
+                divided += [part] if part in self.added else pattern.split(part)
+            parts = divided
+        return filter(None, parts)
 
     def needs_space(self, part: str, is_first: bool) -> bool:
         """Whether a space is put before a part of a text, which begins it or follows a token."""
@@ -93,17 +111,13 @@ class SentencePieceModel:
         text = ""
         for is_added, run in groupby(ids, self.text_of.__contains__):
             if is_added:
-                text += "".join(
-                    self.text_of[number] for number in run if number not in self.special
-                )
+                text += "".join(self.text_of[number] for number in run)
             else:
                 text += self.pieces.decode([number for number in run if number < len(self.pieces)])
         return text if self.scheme == "never" else text.removeprefix(" ")
 
 
-def rank(token: Token) -> tuple[bool, int]:
-    """The least of the tokens that are at one place in a text is the one that is found there.
-
-    Those that are looked for in normalised text come last; otherwise it is the longest.
-    """
-    return token.get("normalized", not token.get("special")), -len(token["content"])
+def make_pattern(texts: list[str]) -> re.Pattern[str]:
+    """What finds any of ``texts`` in a text; if one begins another, the longest."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})")

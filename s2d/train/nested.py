@@ -58,9 +58,7 @@ def train_soft(
     tokenizer = Tokenizer(folder, config.vocab_size)
     pairs = read_pairs(data, run.seed, tokenizer, not all_text)
     rows = make_rows(pairs, recipe.batch, recipe.length, recipe.millions)
-    learnt, held_out = hold_out(rows)
-    if len(learnt[0]) < recipe.batch:
-        raise ValueError(f"there are {len(learnt[0])} rows to learn; a batch needs {recipe.batch}")
+    learnt, held_out = hold_out(rows, recipe.batch)
     for _ in fit(model, exits, learnt, recipe, run, tutor):
         pass  # it says itself how far it is
     thresholds = measure_thresholds(model, held_out, exits)

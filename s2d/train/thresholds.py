@@ -16,10 +16,10 @@ FEWEST = 1000  # labelled tokens
 LOST = 0.01  # the part of the last exit's right tokens that an exit before it may lose
 
 
-def hold_out(rows: Rows) -> tuple[Rows, Rows]:
-    """The rows to learn from, and the last twentieth, which is held out."""
+def hold_out(rows: Rows, batch: int) -> tuple[Rows, Rows]:
+    """The rows to learn from, at least a ``batch``, and the last twentieth, which is held out."""
     tokens, labels = rows
-    kept = len(tokens) - min(HELD_OUT, len(tokens) // 20)
+    kept = max(batch, len(tokens) - min(HELD_OUT, len(tokens) // 20))
     return (tokens[:kept], labels[:kept]), (tokens[kept:], labels[kept:])
 
 
