@@ -5,10 +5,11 @@ import random
 import re
 
 import pytest
+import sentencepiece
 import torch
 from helpers import WEIGHTS, change_json, raises_line, random_llama
 from safetensors.torch import load_file, save_file
-from vocabularies import added, in_groups, save_trained, sentencepiece_folder, with_config
+from vocabularies import TEXTS, added, in_groups, save_trained, sentencepiece_folder, with_config
 
 from s2d import StopStrings, Tokenizer, find_draft, load_model, model
 from s2d.checkpoint import names, save_model
@@ -148,28 +149,52 @@ def test_a_stop_string_is_or_touches_a_special_token(tmp_path, kind, stop):
 def test_tokenizer_models_that_are_refused(tmp_path):
     for config, message in (
         (dict(added_tokens_decoder={"1024": added("<t>", rstrip=True)}), "rstrip of the token"),
+        (dict(added_tokens_decoder={"1030": added("<x>")}), r"added tokens \[1030\] leave gaps"),
         (dict(bos_token=added("<s>", lstrip=True)), "lstrip of the token '<s>' is not supported"),
         (dict(pad_token="<pad>"), "no file says the id of pad_token '<pad>'"),
         (dict(extra_special_tokens={"image_token": "<i>"}), "holds tokens by name, which is not"),
         (dict(add_eos_token=True), "add_eos_token in tokenizer_config.json is not supported"),
-        (dict(tokenizer_class="CodeLlamaTokenizer"), "has rules of its own"),
+        (dict(tokenizer_class="CodeLlamaTokenizer"), "'CodeLlamaTokenizer' is not known"),
     ):
         raises_line(Tokenizer, ValueError, message, sentencepiece_folder(tmp_path, config))
+    sentencepiece_folder(tmp_path, {})
+    for kind, options in (("unigram", {}), ("bpe", {"user_defined_symbols": ["<tool>"]})):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXTS * 9),
+            model_prefix=str(tmp_path / "tokenizer"),
+            model_type=kind,
+            vocab_size=300,
+            byte_fallback=True,
+            minloglevel=2,
+            **options,
+        )
+        raises_line(Tokenizer, ValueError, "is no byte-pair encoding of Llama's kind", tmp_path)
 
 
 def test_tokenizer_jsons_that_are_refused(tmp_path):
-    file = save_trained(tmp_path) / "tokenizer_config.json"
+    """Those of which no one can say which ids are right."""
+    folder = save_trained(tmp_path)
+    described = {"4": added("<|eot|>")}
     for config, message in (
         (dict(tokenizer_class="CodeLlamaTokenizer"), "'CodeLlamaTokenizer', which has rules of"),
-        (dict(tokenizer_class="Qwen2Tokenizer", eos_token="<|eot|>"), "rules of tokenizer_class"),
+        (dict(split_special_tokens=True), "split_special_tokens in tokenizer_config.json is not"),
+        (
+            dict(tokenizer_class="Qwen2Tokenizer", added_tokens_decoder=described),
+            "added_tokens_decoder has not all tokens of tokenizer.json",
+        ),
         (dict(added_tokens_decoder={"3": added("<|eot|>")}), "another token 3 than"),
         (dict(added_tokens_decoder={"4": added("<|eot|>", lstrip=True)}), "another token 4 than"),
         (dict(added_tokens_decoder={"440": added("<|new|>")}), "another token 440 than"),
         (dict(extra_special_tokens=["<|new|>"]), "added token '<|new|>', the extra token 0"),
         (dict(eos_token="a"), "no added token 'a', the eos_token"),
     ):
-        file.write_text(json.dumps(config))
-        raises_line(Tokenizer, ValueError, re.escape(message), tmp_path)
-    file.unlink()
-    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|eot|>": 4, "<|new|>": 440}))
-    raises_line(Tokenizer, ValueError, "another token 440 than", tmp_path)
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        raises_line(Tokenizer, ValueError, re.escape(message), folder)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "added_tokens.json").write_text(json.dumps({"<|eot|>": 4, "<|new|>": 440}))
+    raises_line(Tokenizer, ValueError, "another token 440 than", folder)
+    (folder / "added_tokens.json").unlink()
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"].append(added("<|new|>") | {"id": 999})
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    raises_line(Tokenizer, ValueError, "'<.new.>' has the ids 999 and [0-9]+", folder)

@@ -234,7 +234,7 @@ def test_a_token_that_has_a_name_is_special(tmp_path, kind):
     assert ours.decode([found]) == ""
 
 
-@pytest.mark.parametrize("form", ["Llama 2's", "transformers 5's", "without tokenizer.model"])
+@pytest.mark.parametrize("form", ["Llama 2's", "transformers 5's"])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -247,42 +247,33 @@ def test_a_token_that_has_a_name_is_special(tmp_path, kind):
     ],
 )
 def test_llamas_class_says_where_spaces_are_put(tmp_path, changes, form):
-    """Whatever the tokenizer.json says; without the tokenizer.model it has to say the same."""
+    """Whatever the tokenizer.json says, which has the last word on the BOS."""
     folder = save_both(tmp_path / "m", changes, published=form == "Llama 2's")
-    if form == "without tokenizer.model":
-        (folder / "tokenizer.model").unlink()
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["byte_fallback"] = False  # the class sets it
+    (folder / "tokenizer.json").write_text(json.dumps(content))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "LlamaTokenizerFast"} | changes)
     )
-    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-    assert_agree(ours, theirs, [*TEXTS, *odd_texts(["<s>", "</s>", "<unk>"], count=60)])
-    assert ours.eos_id == theirs.eos_token_id == 2
+    for post_processor in (content["post_processor"], None):
+        change_json(folder / "tokenizer.json", post_processor=post_processor)
+        ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+        assert_agree(ours, theirs, [*TEXTS, *odd_texts(["<s>", "</s>", "<unk>"], count=60)])
+        assert ours.eos_id == theirs.eos_token_id == 2
 
 
-def test_files_that_differ_are_refused(tmp_path):
-    """A Llama's tokenizer.json that is alone, or next to the tokenizer.model of another one."""
-    folder = save_both(tmp_path / "m", {}, published=True)
-    content = json.loads((folder / "tokenizer.json").read_text())
-    content["post_processor"]["single"].append({"SpecialToken": {"id": "</s>", "type_id": 0}})
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    raises_line(Tokenizer, ValueError, "puts a token behind a text", folder)
-    change_json(folder / "tokenizer.json", post_processor=None)  # and so no BOS
-    assert_agree(Tokenizer(folder), AutoTokenizer.from_pretrained(folder), ["Hi"])
-    (folder / "tokenizer.model").rename(tmp_path / "tokenizer.model")
-    message = "rules of tokenizer_class 'LlamaTokenizer' are not .*tokenizer.model"
-    raises_line(Tokenizer, ValueError, message, folder)
-    save_byte_fallback(folder)
-    (tmp_path / "tokenizer.model").rename(folder / "tokenizer.model")
-    raises_line(Tokenizer, ValueError, "have other pieces", folder)
-    qwen = save_trained(tmp_path, "qwen")
-    content = json.loads((qwen / "tokenizer.json").read_text())
-    content["added_tokens"].append(added("<|new|>") | {"id": 999})
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    (folder / "tokenizer_config.json").write_text("{}")
-    raises_line(Tokenizer, ValueError, "'<.new.>' has the ids 999 and [0-9]+", folder)
-    with pytest.raises(ValueError, match="added_tokens_decoder lacks the token '<.begin.>'"):
-        own = {"4": added("<|eot|>")}  # transformers would take no other
-        with_config(qwen, tokenizer_class="Qwen2Tokenizer", added_tokens_decoder=own)
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["Qwen2Tokenizer", "PreTrainedTokenizerFast", None])
+def test_qwens_class_has_steps_of_its_own(tmp_path, kind, name):
+    """Qwen2 is read by its class whatever tokenizer_config.json says, Qwen3 if it says nothing."""
+    save_trained(tmp_path, more=["<|endoftext|>"])  # with Llama 3's steps
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["added_tokens"][-1]["rstrip"] = True  # the class does not take this over
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    shutil.copy(WEIGHTS / "mini-7b/config.json", tmp_path)
+    change_json(tmp_path / "config.json", model_type=kind, architectures=None)
+    ours, theirs = with_config(tmp_path, tokenizer_class=name, unk_token="<|endoftext|>")
+    assert_agree(ours, theirs, [*TEXTS, *SAID, *odd_texts(["<|endoftext|>", "<|eot|>"])])
 
 
 @pytest.mark.parametrize("name", ["LlamaTokenizerFast", "PreTrainedTokenizer", None])

@@ -10,13 +10,16 @@ from typing import Any
 
 from .files import read_json
 
-# What a Llama's tokenizer calls its tokens unless a file says otherwise.
-LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+# {class of transformers: what it calls its tokens unless a file says otherwise}
+DEFAULT_TOKENS = {
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "Qwen2Tokenizer": {"eos_token": "<|endoftext|>"},
+}
 # As files write a token: "content" is its text; "special": it leaves no text when it is decoded;
 # "normalized": it is found after the text was normalised; "lstrip", "rstrip", "single_word": it
 # takes the white space around it along, or is found only as a word of its own.
 Token = dict[str, Any]
-# ``config`` is what is in tokenizer_config.json, ``content`` what is in tokenizer.json.
+# What is in a file of settings: ``config`` is tokenizer_config.json, ``content`` tokenizer.json.
 Settings = dict[str, Any]
 
 

@@ -3,7 +3,6 @@
 A folder has SentencePiece's tokenizer.model or, for the package ``tokenizers``, a tokenizer.json.
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -91,26 +90,14 @@ class Tokenizer:
 
 
 def read_model(folder: Path, config: dict[str, Any]) -> "SentencePieceModel | JsonModel":
-    """What turns text into ids and back.
-
-    A tokenizer.json is read as it is. But transformers' LlamaTokenizer takes only pieces and added
-    tokens from it and has rules of its own, which are those of the tokenizer.model.
-    """
-    content = read_json(folder / "tokenizer.json", missing={})
-    steps = json.dumps([content.get("normalizer"), content.get("pre_tokenizer")])
-    name = str(config.get("tokenizer_class")).removesuffix("Fast")
-    if name == "LlamaTokenizer" and '"ByteLevel"' in steps:
-        name = "TokenizersBackend"  # Llama 3's kind of tokenizer; transformers goes by it as well
-    has_model = (folder / "tokenizer.model").is_file()
-    if content and not (has_model and name == "LlamaTokenizer"):
+    """What turns text into ids and back: by tokenizer.json or, without one, tokenizer.model."""
+    if (folder / "tokenizer.json").is_file():
         from .tokenizer_json import JsonModel  # not every model needs the package
 
-        return JsonModel(folder, name, config, content)
-    if name not in ("None", "LlamaTokenizer"):
-        raise ValueError(f"tokenizer_class {name!r}, which has rules of its own, is not known")
-    if not has_model:
-        raise FileNotFoundError(f"{folder} has no tokenizer.model and no tokenizer.json")
-    return SentencePieceModel(folder, config, content)
+        return JsonModel(folder, config)
+    if (folder / "tokenizer.model").is_file():
+        return SentencePieceModel(folder, config)
+    raise FileNotFoundError(f"{folder} has no tokenizer.model and no tokenizer.json")
 
 
 def check_text(text: str) -> str:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-from .special import LLAMA_TOKENS, Settings, read_added, read_names, space_scheme
+from .special import DEFAULT_TOKENS, Settings, read_added, read_names, space_scheme
 
 # Appended to a tokenizer.model, this changes its normalizer_spec, as in protobuf the last value of
 # a setting counts: an empty precompiled_charsmap, no add_dummy_prefix, no
-# remove_extra_whitespaces. transformers' LlamaTokenizer ignores all three, too.
-PIECES_ALONE = b"\x1a\x06\x12\x00\x18\x00\x20\x00"
-# What protobuf has behind the text of a user-defined symbol: a score and this type.
-USER_DEFINED = re.compile(rb"\x15.{4}\x18\x04[\n\x12]", re.DOTALL)
+# remove_extra_whitespaces, escape_whitespaces. transformers' LlamaTokenizer does so, too.
+PIECES_ALONE = b"\x1a\x08\x12\x00\x18\x00\x20\x00\x28\x01"
+LAST_SCORE = -1e9  # of Llama's pieces of several spaces
 UNSUPPORTED = ("add_eos_token", "split_special_tokens", "sp_model_kwargs")
 
 
@@ -24,25 +23,22 @@ class SentencePieceModel:
     ``names`` are {"eos_token": text, ...}, ``special`` {id: text} of what leaves no text.
     """
 
-    def __init__(self, folder: Path, config: Settings, content: Settings) -> None:
-        """Raises ValueError for what is not supported, or if the two files differ."""
+    def __init__(self, folder: Path, config: Settings) -> None:
+        """Raises ValueError for what is not supported."""
+        if config.get("tokenizer_class") not in (None, "LlamaTokenizer", "LlamaTokenizerFast"):
+            raise ValueError(f"tokenizer_class {config['tokenizer_class']!r} is not known")
         for key in UNSUPPORTED:
             if config.get(key):
                 raise ValueError(f"{key} in tokenizer_config.json is not supported")
         proto = (folder / "tokenizer.model").read_bytes()
-        if USER_DEFINED.search(proto):
-            raise ValueError("tokenizer.model has user-defined symbols, which are not supported")
         self.pieces = SentencePieceProcessor()
         self.pieces.load_from_serialized_proto(proto + PIECES_ALONE)
+        refuse_other_pieces(self.pieces)
         self.scheme = space_scheme(config)
         ids = {self.pieces.id_to_piece(number): number for number in range(len(self.pieces))}
-        if content and content["model"]["vocab"] != ids:
-            raise ValueError("tokenizer.model and tokenizer.json have other pieces; remove one")
         added = read_added(folder, config)
-        if config.get("added_tokens_decoder") is None:
-            added |= {token["id"]: token for token in content.get("added_tokens", [])}
         known = ids | {token["content"]: number for number, token in added.items()}
-        names = read_names(folder, LLAMA_TOKENS | config)
+        names = read_names(folder, DEFAULT_TOKENS["LlamaTokenizer"] | config)
         for name, token in names.items():
             number = known.get(token["content"])
             if number is None:
@@ -51,6 +47,9 @@ class SentencePieceModel:
         for text, number in ids.items():
             if self.pieces.is_control(number):
                 added.setdefault(number, {"content": text, "special": True})
+        beyond = sorted(number for number in added if number >= len(ids))
+        if beyond != list(range(len(ids), len(ids) + len(beyond))):
+            raise ValueError(f"the ids of added tokens {beyond} leave gaps")
         for token in added.values():
             for flag in ("lstrip", "rstrip", "single_word"):
                 if token.get(flag):
@@ -73,12 +72,6 @@ class SentencePieceModel:
                 plain.append(token["content"])
         self.patterns = [make_pattern(texts) for texts in (plain, normalized) if texts]
         bos = self.names.get("bos_token") if config.get("add_bos_token", True) else None
-        if content:  # as in transformers, tokenizer.json has the last word
-            processor = content.get("post_processor") or {"single": [{}]}
-            around = processor["single"]
-            bos = around[0].get("SpecialToken", {}).get("id")
-            if "SpecialToken" in around[-1]:
-                raise ValueError("tokenizer.json puts a token behind a text: not supported")
         self.bos_id = self.added.get(bos)
 
     def encode(self, text: str, with_bos: bool) -> list[int]:
@@ -115,6 +108,23 @@ class SentencePieceModel:
             else:
                 text += self.pieces.decode([number for number in run if number < len(self.pieces)])
         return text if self.scheme == "never" else text.removeprefix(" ")
+
+
+def refuse_other_pieces(pieces: SentencePieceProcessor) -> None:
+    """Raise ValueError if these are no byte-pair encoding as of Llama's, with a piece per byte.
+
+    Its merges are in the order of their ranks: their scores are 0, -1, -2, ..., but for Llama's
+    pieces of several spaces, which are merged last. A Unigram model has other scores, and so has
+    one with user-defined symbols, or with pieces that were put into it later.
+    """
+    numbers = range(len(pieces))
+    kinds = (pieces.is_control, pieces.is_unknown, pieces.is_byte)
+    merged = [number for number in numbers if not any(is_kind(number) for is_kind in kinds)]
+    ranked = all(
+        pieces.get_score(number) in (-rank, LAST_SCORE) for rank, number in enumerate(merged)
+    )
+    if not ranked or sum(map(pieces.is_byte, numbers)) != 256:
+        raise ValueError("tokenizer.model is no byte-pair encoding of Llama's kind")
 
 
 def make_pattern(texts: list[str]) -> re.Pattern[str]:
