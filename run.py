@@ -130,7 +130,7 @@ def run(arguments: list[str] | None) -> int:
 def read_lines(args: Namespace) -> list[tuple[int, str]]:
     """The lines of --prompts that are not blank, or the --examples, each with its number."""
     if args.prompts:
-        lines = from_rank_0(lambda: read_text(args.prompts).splitlines())
+        lines = from_rank_0(lambda: read_text(args.prompts).split("\n"))
     elif miniature_note(args.target):
         lines = MINIATURE_PROMPTS
     else:

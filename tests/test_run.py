@@ -30,7 +30,7 @@ from s2d.speed import batch
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 EXAMPLE_PROMPT = names.MINIATURE_PROMPTS[0]
-QUESTION, EXAMPLE_QUESTION = "What is 3 + 4?", "What is the capital of Tadastan?"
+QUESTION, EXAMPLE_QUESTION = "What is\u20283 + 4?", "What is the capital of Tadastan?"
 NOTICES = r"mini-\w+ is a miniature|loading target |prompt format: |target on |timing the |Ctrl-C "
 
 
@@ -334,7 +334,7 @@ def test_files_damaged_at_random_give_an_answer_or_one_line(models, tmp_path, ca
     assert 0 < answers < 15
 
 
-def test_what_a_program_raises_becomes_an_exit_code(capsys):
+def test_what_a_program_raises_becomes_an_exit_code(monkeypatch, capsys):
     for error, code, message in (
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (ValueError("two\nlines"), 2, "run.py: two lines\n"),
@@ -342,6 +342,9 @@ def test_what_a_program_raises_becomes_an_exit_code(capsys):
     ):
         assert run_program("run.py", Mock(side_effect=error)) == code
         assert capsys.readouterr().err == message
+    monkeypatch.setattr("sys.stderr", None)  # 2>&-
+    assert run_program("run.py", Mock(side_effect=ValueError("x"))) == 2
+    assert capsys.readouterr().out == ""
     with pytest.raises(RuntimeError, match="a fault of ours"):
         run_program("run.py", Mock(side_effect=RuntimeError("a fault of ours")))
 

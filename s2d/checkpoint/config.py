@@ -64,6 +64,10 @@ def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
     vocab_size = number(raw, "vocab_size")
     hidden_size = number(raw, "hidden_size")
     heads = number(raw, "num_attention_heads")
+    kv_heads = number(raw, "num_key_value_heads", heads)
+    head_dim = number(raw, "head_dim", 128 if kind == "qwen3" else hidden_size // heads)
+    if heads % kv_heads or head_dim % 2:
+        raise ValueError(f"{heads} heads of {head_dim} cannot share {kv_heads} key/value heads")
     eos = raw.get("eos_token_id", 2 if kind == "llama" else None)
     if not isinstance(eos, list):
         eos = [] if eos is None else [eos]
@@ -73,8 +77,8 @@ def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
         intermediate_size=number(raw, "intermediate_size"),
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=number(raw, "num_key_value_heads", heads),
-        head_dim=number(raw, "head_dim", 128 if kind == "qwen3" else hidden_size // heads),
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
         max_position_embeddings=number(raw, "max_position_embeddings", 2048),
         rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, float),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings")),

@@ -89,7 +89,7 @@ def load_model(
         tensor = tensor.to(device, dtype, copy=True)  # so that the file is not needed any more
         module, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(module), leaf, nn.Parameter(tensor, requires_grad=False))
-        missing.remove(name)
+        missing.discard(name)
     if config.tie_word_embeddings:
         embedding = model.model.embed_tokens.weight
         if not missing & {HEAD, EMBEDDING} and not torch.equal(model.lm_head.weight, embedding):

@@ -71,7 +71,8 @@ def class_name(folder: Path, config: Settings, content: Settings) -> str:
     kind = read_json(folder / "config.json", missing={}).get("model_type")
     if kind == "qwen2" or (kind == "qwen3" and name == "None"):
         return "Qwen2Tokenizer"
-    if name == "LlamaTokenizer" and '"ByteLevel"' in json.dumps(content):
+    steps = json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
+    if name == "LlamaTokenizer" and '"ByteLevel"' in steps:
         return "TokenizersBackend"  # of Llama 3's kind
     if name not in (*PLAIN_CLASSES, *DEFAULT_TOKENS):
         raise ValueError(f"tokenizer_class {name!r}, which has rules of its own, is not known")

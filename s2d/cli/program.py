@@ -111,15 +111,18 @@ def run_program(name: str, function: Callable[..., int | None], *arguments: Any)
 
     A user's mistake is one line on stderr, and 2.
     """
-    from ..checkpoint.notices import tell
-
-    warnings.showwarning = lambda message, *where: tell(message)
+    # A stream that the shell closed is None. What is written to it is for nobody.
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
     try:
+        from ..checkpoint.notices import tell  # with PyTorch, which takes a second
+
+        warnings.showwarning = lambda message, *where: tell(message)
         code = function(*arguments) or 0
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        tell("interrupted")
+        print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever reads, such as head, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would complain at its exit
