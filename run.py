@@ -118,7 +118,7 @@ def run(arguments: list[str] | None) -> int:
         lines = read_lines(args)
         return answer_lines(lines, args, load(args))
     pair = load(args)
-    own = default_drafting(pair.draft.config).exits if pair.draft else ()
+    own = default_drafting(pair.draft.config).exits if pair.draft else ()  # these come first
     colors = color_exits(own=own, used=pair.options.exits)
     if args.interactive:
         hold_conversation(args, pair, colors)

@@ -81,14 +81,13 @@ class LayerExit:
     def read(self, tree: Tree, end: int) -> None:
         """Run the segment on all entries before ``end`` that it has not read."""
         start = self.cache.length
-        context = tree.context[:end]
+        context = tree.context[:end]  # all of it, unless the draft reads a long prompt in parts
         nodes = tree.expanded[: end - len(context) + 1]  # the root, and those after the context
         if self.previous is None:
             tokens = context + [tree.tokens[node] for node in nodes[1:]]
             hidden = self.model.embed(to_device([tokens[start:]], self.model.device))
         else:
             hidden = self.previous.hidden[:, start:end]
-        # If only a part of the context is read, the last token of this part stands for the root.
         ancestors = tree.ancestors[nodes][:, nodes]
         positions, mask = positions_and_mask(
             start, len(context), ancestors, self.model.device, self.model.dtype

@@ -196,7 +196,7 @@ class Options:
         shape = self.choose_shape(method, drafting)
         stop = self.stop
         if stop is None and self.decision is not None:
-            stop = self.decision.threshold
+            stop = self.decision.threshold  # its estimates are those of the paths
         elif stop is None:
             is_chain = isinstance(shape, FixedShape) and max(shape.widths) == 1
             stop = drafting.stop if is_chain or table_alone else 0.0
@@ -221,9 +221,9 @@ class Options:
         for each in exits[:-1]:
             if not isinstance(each, int):
                 raise ValueError(f"no threshold is known for the exit {each!r}: give thresholds")
-            # The draft's last exit has the threshold 0, which would hide exits that are given
-            # after it.
-            thresholds.append(known.get(each) or THRESHOLD)
+            own = known.get(each, THRESHOLD)
+            # The draft's last exit has the threshold 0. Here other exits may come after it.
+            thresholds.append(own if own > 0 else THRESHOLD)
         return (*thresholds, 0.0)  # the last exit always drafts
 
     def choose_shape(self, method: str, drafting: Drafting) -> Shape:

@@ -32,7 +32,7 @@ class Prediction(NamedTuple):
 
     probs: Tensor  # (R, V) at temperature 1, without top-k and top-p
     confidence: float  # the largest probability of a token that the exit knows; 0: it knows none
-    hidden: Tensor | None = None  # (R, hidden), the hidden states that ``probs`` were made of
+    hidden: Tensor | None = None  # (R, hidden): what the LM head made ``probs`` of, if it did
 
 
 class Proposal(NamedTuple):
