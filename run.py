@@ -63,7 +63,8 @@ def parse(arguments: list[str] | None = None) -> Namespace:
         args.prompt = args.prompt[0]
     if args.paper:
         args.rule = "rejection"
-        args.stop = args.stop or 0.0
+        if args.stop is None:
+            args.stop = 0.0
     return args
 
 
@@ -118,7 +119,7 @@ def run(arguments: list[str] | None) -> int:
         lines = read_lines(args)
         return answer_lines(lines, args, load(args))
     pair = load(args)
-    own = default_drafting(pair.draft.config).exits if pair.draft else ()  # these come first
+    own = default_drafting(pair.draft.config).exits if pair.draft else ()
     colors = color_exits(own=own, used=pair.options.exits)
     if args.interactive:
         hold_conversation(args, pair, colors)

@@ -5,7 +5,6 @@ explains how nodes are numbered.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -65,7 +64,10 @@ class Decoder:
 
     def __iter__(self) -> Iterator[Step]:
         while not self.ended:
-            with self.whole_step():
+            if self.in_step:
+                raise ValueError("this Decoder was interrupted within a step: start another one")
+            self.in_step = True
+            with torch.inference_mode():
                 clock = Clock()
                 # 1. Draft a tree of tokens. If it has no node but the root, this is plain decoding.
                 tree = self.draft()
@@ -79,17 +81,8 @@ class Decoder:
                 self.roll_back(tree, accepted)
                 # 5. Emit: the tokens become a part of the context, up to the answer's end.
                 step = self.emit(tree, logits, accepted, tokens, clock)
+            self.in_step = False
             yield step
-
-    @contextmanager
-    def whole_step(self) -> Iterator[None]:
-        """A step, without gradients. ValueError if another step was begun and not ended."""
-        if self.in_step:
-            raise ValueError("this Decoder was interrupted within a step: start another one")
-        self.in_step = True
-        with torch.inference_mode():
-            yield
-        self.in_step = False
 
     def draft(self) -> Tree:
         """A tree of tokens that may follow the context."""

@@ -56,8 +56,9 @@ def choose_exit(
     for exit_layer, threshold in zip(options.exits, options.thresholds):
         logits = torch.stack([logits_after(draft, context, exit_layer) for context in contexts])
         confidence = logits.softmax(dim=-1).max().item()
-        if confidence > threshold or exit_layer == options.exits[-1]:
-            return exit_layer, logits, confidence
+        if confidence > threshold:
+            break
+    return exit_layer, logits, confidence
 
 
 def most_probable(paths: dict[TokenPath, float], count: int) -> dict[TokenPath, float]:
@@ -95,9 +96,9 @@ def propose(
             frontier = most_probable(frontier, shape.top_k)
     if isinstance(shape, GrowingShape):  # the least probable nodes are left out
         sent = most_probable(nodes, shape.size)
-        for path, its in proposed.items():
-            children = [token for token in its.children if (*path, token) in sent]
-            proposed[path] = its._replace(children=children)
+        for path, old in proposed.items():
+            children = [token for token in old.children if (*path, token) in sent]
+            proposed[path] = old._replace(children=children)
     return proposed
 
 
@@ -114,14 +115,15 @@ def generate(
         levels = min(options.shape.depth, limit - len(context) - 1)
         proposed = propose(draft, context, levels, options, noise)
         path: TokenPath = ()
-        accepted = True  # whether the path's last token was accepted; it may then go on
-        while accepted and not ended:
+        while True:
             p = options.distribution(logits_after(target, [*context, *path]))  # (V,)
             e = noise.at([len(context) + len(path)])[0]
             token = (p / e).argmax().item()
             accepted = path in proposed and token in proposed[path].children
             path = (*path, token)
             ended = token in target.config.eos_token_ids
+            if ended or not accepted:
+                break
         yield proposed, list(path)
         context = [*context, *path]
 
@@ -132,9 +134,9 @@ def show() -> None:
     from .checkpoint.pair import load_pair
 
     question = "What is the capital of Tadastan?"
-    asked = Options(method="s2d", temperature=1.0, seed=0)
-    pair = load_pair("13b", options=asked, device="cpu", dtype="float64")
-    options = pair.options
+    options = Options(method="s2d", temperature=1.0, seed=0)
+    pair = load_pair("13b", options=options, device="cpu", dtype="float64")
+    options = pair.options  # with exits, thresholds and so on
     noise = Noise(options.seed, pair.target.config.vocab_size, "cpu", torch.float64)
     context = pair.tokenizer.encode_chat([question])
     limit = len(context) + options.max_new_tokens

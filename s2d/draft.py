@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from .cache import move_up
@@ -48,8 +49,8 @@ class LayerExit:
     The entries of a cache are the context first, then the expanded nodes after the root. What an
     exit has read is always a prefix of what the previous exit has read. An example is the picture
     in tree.py, after a context of 6 tokens: they are the entries 0 to 5, and the expanded nodes 1,
-    2, 3 and 5 are the entries 6 to 9. Exit 2 has read all ten entries, and exit 4 the first 7. Now
-    the target accepts the nodes 1 and 3. Exit 2 keeps their entries, 6 and 8. Exit 4 keeps entry 6,
+    2, 3 and 5 are the entries 6 to 9. Exit 2 has read all ten entries, and exit 3 the first 7. Now
+    the target accepts the nodes 1 and 3. Exit 2 keeps their entries, 6 and 8. Exit 3 keeps entry 6,
     and reads node 3 later, as context.
     """
 
@@ -67,10 +68,13 @@ class LayerExit:
         self.hidden = torch.empty(size, device=model.device, dtype=model.dtype)  # at this exit
 
     def predict(self, tree: Tree) -> Prediction:
-        n = len(tree.context)
-        while n - self.cache.length > MAX_UNREAD:
-            self.read(tree, end=self.cache.length + MAX_UNREAD)
-        self.read(tree, end=n - 1 + len(tree.expanded))
+        context = tree.context
+        while len(context) - self.cache.length > MAX_UNREAD:  # a long prompt is read in parts
+            part = context[: self.cache.length + MAX_UNREAD]
+            self.read(part, ancestors=np.ones((1, 1), dtype=bool))
+        nodes = tree.expanded  # the root, and those after the context
+        tokens = context + [tree.tokens[node] for node in nodes[1:]]
+        self.read(tokens, tree.ancestors[nodes][:, nodes])
         end = self.cache.length  # the nodes of the frontier were read last
         hidden = self.hidden[0, end - len(tree.frontier) : end]  # (R, hidden)
         # At temperature 1, so that thresholds mean the same at any temperature.
@@ -78,19 +82,21 @@ class LayerExit:
         # If the exit is sure about one node, that is enough for all. So it is in the authors' code.
         return Prediction(probs, probs.max().item(), hidden)
 
-    def read(self, tree: Tree, end: int) -> None:
-        """Run the segment on all entries before ``end`` that it has not read."""
+    def read(self, tokens: list[int], ancestors: np.ndarray) -> None:
+        """Run the segment on those of the ``tokens`` that it has not read.
+
+        They are of the context and of M expanded nodes after it. ``ancestors`` (M+1, M+1) is of
+        these nodes and of the context's last token, which is their root.
+        """
         start = self.cache.length
-        context = tree.context[:end]  # all of it, unless the draft reads a long prompt in parts
-        nodes = tree.expanded[: end - len(context) + 1]  # the root, and those after the context
+        end = len(tokens)
         if self.previous is None:
-            tokens = context + [tree.tokens[node] for node in nodes[1:]]
             hidden = self.model.embed(to_device([tokens[start:]], self.model.device))
         else:
             hidden = self.previous.hidden[:, start:end]
-        ancestors = tree.ancestors[nodes][:, nodes]
+        context_length = end - len(ancestors) + 1
         positions, mask = positions_and_mask(
-            start, len(context), ancestors, self.model.device, self.model.dtype
+            start, context_length, ancestors, self.model.device, self.model.dtype
         )
         self.hidden[:, start:end] = self.model.run_layers(
             hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
@@ -140,7 +146,7 @@ class SortedDraft:
     def grow(self, tree: Tree, rule: Rule) -> Tree:
         """Add levels to ``tree`` until it is complete, and prune it."""
         while tree.frontier:
-            exit_, prediction = self.predict(tree)
+            exit_, prediction = self.choose_exit(tree)
             if prediction.confidence == 0.0:
                 break  # exit 0 knows nothing about what follows
             positions = tree.next_positions(tree.frontier)
@@ -152,17 +158,16 @@ class SortedDraft:
         tree.prune()
         return tree
 
-    def predict(self, tree: Tree) -> tuple[Exit, Prediction]:
+    def choose_exit(self, tree: Tree) -> tuple[Exit, Prediction]:
         """The first exit that is confident enough, or the last one, and its prediction.
 
         An exit is chosen before its tokens are drawn (see ``rules.Rejection``).
         """
-        *earlier, last = self.exits
-        for exit_, threshold in zip(earlier, self.thresholds):  # the last one's is left over
+        for exit_, threshold in zip(self.exits, self.thresholds):
             prediction = self.ask(exit_, tree)
             if prediction.confidence > threshold:
-                return exit_, prediction  # the layers after this exit are not run
-        return last, self.ask(last, tree)
+                break  # the layers after this exit are not run
+        return exit_, prediction
 
     def ask(self, exit_: Exit, tree: Tree) -> Prediction:
         """What ``exit_`` predicts; ValueError if that cannot be what an ``Exit`` returns."""

@@ -25,8 +25,8 @@ def generate(
     """Continue ``tokens`` by speculative decoding.
 
     The text is what ``target`` alone would write, up to rounding. With ``rule="rejection"`` it is a
-    draw from the same distribution. Only with several roots of the target it is neither
-    (``LongestPath`` in mcsd/roots.py).
+    draw from the same distribution. With ``init="target"`` as well, a tree is not lossless, as
+    published (mcsd/roots.py).
 
     Args:
         target: the model whose text is written.
@@ -92,7 +92,7 @@ def make_rule(target: Llama, options: Options) -> Rule:
         return options.rule
     if options.temperature == 0:
         return Greedy()
-    # Plain decoding has nothing to reject: it always writes the text that the noise gives.
+    # Without a draft there is nothing to reject: the text is always the one that the noise gives.
     if options.rule == "noise" or options.method == "ar":
         dtype = torch.promote_types(target.dtype, torch.float32)  # float32 or better
         noise = Noise(options.seed, target.config.vocab_size, target.device, dtype)

@@ -21,7 +21,7 @@ ROPE_LENGTH = 4096  # positions whose cosines and sines are there when a model i
 
 @dataclass(frozen=True)
 class Drafting:
-    """How a model drafts unless ``Options`` say otherwise: what only a draft's config.json has.
+    """How a model drafts unless ``Options`` say otherwise. It stands in a draft's config.json.
 
     Attributes:
         exits: the numbers of layers after which it may predict (draft.py).

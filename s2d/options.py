@@ -52,9 +52,9 @@ METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 MAX_NODES = 1024  # of a tree: a mask takes this number squared
 MCSD_TREE = (4, 2, 2, 1)  # the k-config of arXiv 2401.06706
 THRESHOLD = 0.5  # of an exit without a threshold in config.json: the published one
-# Exit 0 before exits with layers, which know more: tuned on miniatures (bench/README.md, "tuned").
+# Exit 0 before exits with layers, which know more: tuned on miniatures (end of bench/README.md).
 TABLE_THRESHOLD = 0.9
-# Exit 0 alone: tuned on SmolLM2-135M with its datastore (bench/README.md, "tuned").
+# Exit 0 alone: tuned on SmolLM2-135M with its datastore (end of bench/README.md).
 TABLE_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(3, 5, 5))
 # The numbers that an option may be: of which kind, from and up to what, and how a message says it.
 RANGES = {
@@ -184,22 +184,16 @@ class Options:
         exits = self.exits
         if exits is not None:
             exits = tuple(int(each) if isinstance(each, Integral) else each for each in exits)
-        table_alone = exits == (0,) or (exits is None and config is None)
-        drafting = TABLE_ALONE if table_alone else default_drafting(config)
+        drafting = TABLE_ALONE if exits == (0,) else default_drafting(config)
         method = self.method
         if method is None:
-            wants_tree = self.tree is not None or (table_alone and self.draft_length is None)
-            method = "s2d-tree" if wants_tree else "s2d"
+            grows = drafting is TABLE_ALONE and self.draft_length is None
+            method = "s2d-tree" if grows or self.tree is not None else "s2d"
         if exits is None:
             exits = drafting.exits if method in ("s2d", "s2d-tree") else drafting.exits[-1:]
         thresholds = self.choose_thresholds(exits, drafting)
         shape = self.choose_shape(method, drafting)
-        stop = self.stop
-        if stop is None and self.decision is not None:
-            stop = self.decision.threshold  # its estimates are those of the paths
-        elif stop is None:
-            is_chain = isinstance(shape, FixedShape) and max(shape.widths) == 1
-            stop = drafting.stop if is_chain or table_alone else 0.0
+        stop = self.choose_stop(shape, drafting)
         chosen = {"method": method, "exits": exits, "thresholds": thresholds, "stop": stop}
         return replace(self, tree=shape, draft_length=None, **chosen)
 
@@ -241,6 +235,15 @@ class Options:
         if not widths or min(widths) < 1 or shape.capacity > MAX_NODES:
             raise ValueError(f"a tree has 1 to {MAX_NODES} nodes, which {tree} has not")
         return shape
+
+    def choose_stop(self, shape: Shape, drafting: Drafting) -> float:
+        """The probability that is asked for, or the decision model's, or the draft's."""
+        if self.stop is not None:
+            return self.stop
+        if self.decision is not None:
+            return self.decision.threshold
+        is_chain = isinstance(shape, FixedShape) and max(shape.widths) == 1
+        return drafting.stop if is_chain or drafting is TABLE_ALONE else 0.0
 
     @property
     def shape(self) -> Shape:

@@ -70,8 +70,8 @@ def draft_scores(q: Tensor, e: Tensor) -> Tensor:
     """q / √e: the draft proposes the tokens with the largest, for a target that takes p / e.
 
     q is only near p. Of these tokens more are accepted than of those with the largest q, and in
-    growing trees more than of those with the largest q / e: that was measured (bench/README.md,
-    "tuned").
+    growing trees more than of those with the largest q / e: that was measured (end of
+    bench/README.md).
     """
     return q / e.sqrt()
 

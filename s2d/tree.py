@@ -112,7 +112,7 @@ class GrowingShape:
 
     @property
     def capacity(self) -> int:
-        return max(self.size, self.top_k * self.depth)
+        return max(self.size, self.top_k * (self.depth - 1))  # the last level is not expanded
 
     def width(self, depth: int) -> int:
         return self.top_k
@@ -214,10 +214,7 @@ class Tree:
             self.restrict_to(kept)
 
     def restrict_to(self, kept: list[int]) -> None:
-        """Leave out all nodes but ``kept``, and number these anew.
-
-        ``kept[0]`` becomes the root. Besides 0, this may be any node, for a part of the tree.
-        """
+        """Leave out all nodes but ``kept``, and number these anew: ``kept[0]`` becomes node 0."""
         number = {node: new for new, node in enumerate(kept)}
         self.parents = [number.get(self.parents[node], NO_PARENT) for node in kept]
         self.tokens = [self.tokens[node] for node in kept]

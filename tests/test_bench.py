@@ -147,7 +147,7 @@ def test_a_table_of_what_was_accepted():
     drafted = sum(each.stats.draft_tokens for each in made)
     accepted = sum(each.stats.accepted_tokens for each in made)
     assert name == "s2d" and len(rates.split()) == 3  # positions
-    assert exits == f"2: {drafted} / {drafted} / {drafted} / {accepted}; 4: 0 / 0 / 0 / 0"
+    assert exits == f"2: {drafted} / {drafted} / {accepted}; 4: 0 / 0 / 0"
 
 
 def test_a_table_of_speedups():

@@ -162,7 +162,7 @@ def table(legend: str, columns: dict[str, Column], measures: Sequence[str]) -> s
 
 def acceptance_table(found: dict[str, dict[str, Any]]) -> list[list[str]]:
     """The share of drafted tokens that were accepted by position; and what the exits did."""
-    lines = [["", "accepted at 1, 2, ...", "by exit: asked / sure / drafted / accepted"]]
+    lines = [["", "accepted at 1, 2, ...", "by exit: asked / drafted / accepted"]]
     for method, accepted in found.items():
         rates = " ".join(f"{rate:.0%}" for rate in rates_by_position(accepted))
         exits = []

@@ -74,8 +74,8 @@ def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype)
         lines.append(f"draft tokens   {words}")
         exits = []
         for exit_layer, counts in accepted["per_exit"].items():
-            asked, sure, sent, right = counts.values()
-            words = f"asked {asked}, sure {sure}, drafted {sent}, right {right}"
+            asked, sent, right = counts.values()
+            words = f"asked {asked}, drafted {sent}, right {right}"
             exits.append(f"exit {exit_layer}: {words}")
         lines.append(f"exits          {'; '.join(exits)}")
     if colors:
@@ -95,8 +95,7 @@ def acceptance(stats: Stats, exits: Iterable[int | Exit]) -> dict[str, Any]:
 
     Names are those of vLLM's ``metrics.speculative_decoding``, or like them. A step counts if a
     tree was sent in it. The first position is 0. An exit is asked once for each level that it or a
-    deeper one drafts, and it is sure if it drafts the level itself, as the last one always does.
-    Levels of which no node was sent are not counted.
+    deeper one drafts. Levels of which no node was sent are not counted.
     """
     steps = stats.depth_sent[1]
     depths = range(1, len(stats.depth_sent) + 1)
@@ -105,7 +104,6 @@ def acceptance(stats: Stats, exits: Iterable[int | Exit]) -> dict[str, Any]:
     for index, layer in enumerate(layers):
         per_exit[layer] = {
             "num_asked": sum(stats.exit_levels[deeper] for deeper in layers[index:]),
-            "num_sure": stats.exit_levels[layer],
             "num_draft_tokens": stats.exit_counts[layer],
             "num_accepted_draft_tokens": stats.exit_accepted[layer],
         }

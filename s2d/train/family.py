@@ -56,7 +56,7 @@ MEMBERS = {
     "mini-70b": Miniature(make_config(20, 256, 8, 2), 4.0, 1.5e-3, copying=True, answers_only=True),
 }
 # Fast for every target, on questions like the corpus and on others.
-# Exit 4 is no better than exit 3, and takes longer (bench/README.md, "tuned").
+# Exit 4 is no better than exit 3, and takes longer (end of bench/README.md).
 DRAFTING = Drafting((2, 3), (0.6, 0.0), length=12, stop=0.35, tree=(3, 12, 32))
 
 
