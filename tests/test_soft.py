@@ -48,16 +48,14 @@ def test_the_teachers_term(monkeypatch):
     """Against torch.distributions, at every exit; the teacher learns nothing."""
     monkeypatch.setattr(soft, "CHUNK", 7)
     tokens, labels = example()
-    model, teacher = random_llama(3), random_llama(4, num_hidden_layers=2, hidden_size=24)
+    model = random_llama(3).requires_grad_(True)
+    teacher = random_llama(4, num_hidden_layers=2, hidden_size=24).requires_grad_(True)
     plain, learnt = soft_losses(model, tokens, labels, (2, 4)), labels != -100
     losses = Teacher(teacher).losses(model, tokens, labels, (2, 4))
     p = Categorical(logits=teacher(tokens)[learnt])
     for number, hidden in enumerate(exit_hidden(model, tokens, (2, 4))):
         q = Categorical(logits=model.logits(hidden)[learnt])
         assert abs(losses[number] - plain[number] - kl_divergence(p, q).sum()) < 1e-4
-    model.requires_grad_(True)
-    teacher.requires_grad_(True)
-    losses = Teacher(teacher).losses(model, tokens, labels, (2, 4))
     losses.mean().backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
 

@@ -1,14 +1,13 @@
 """A page shows what happened: records against Steps, and pages in a headless browser."""
 
 import functools
-import importlib
 import json
 import re
 
 import pytest
 import torch
 from browser import browse
-from helpers import ROOT, ancestors_of, program
+from helpers import ancestors_of, program
 
 import run
 from s2d.cli.colors import COLORS, color_exits
@@ -34,12 +33,10 @@ CASES = {
     "chain": {"method": "s2d"},
     "growing tree": {"method": "s2d-tree", "temperature": 1.0},
     "growing tree of drawn tokens": {"method": "s2d-tree"} | REJECTION,
-    "rejected chain": {"method": "s2d", "exits": (0, 3, 4)} | REJECTION,
-    "rejected tree": {"method": "mcsd", "tree": (3, 2, 1)} | REJECTION,
     "rejected tree that ends": {"method": "mcsd", "tree": (3, 2, 1), "seed": 13}
     | {"temperature": 2.0, "rule": "rejection"},
     "lossy roots": {"method": "mcsd", "init": "target", "tree": (3, 2)} | REJECTION,
-    "rejected chain below a root": {"method": "s2d", "init": "target"} | REJECTION,
+    "rejected chain below a root": {"init": "target", "exits": (0, 3, 4)} | REJECTION,
     "own rule": {"method": "s2d", "rule": Careless()},
 }
 close = functools.partial(pytest.approx, rel=6e-3, abs=1e-12)  # three digits
@@ -88,17 +85,14 @@ def test_a_record_is_what_happened(case, known):
     for shown, step in zip(data["steps"], steps, strict=True):
         tree, path, nodes = step.tree, step.accepted, shown["nodes"]
         tokens, parents = tree.tokens, tree.parents
-        assert [shown["n"], shown["path"]] == [len(tree.context), path]
-        assert [nodes["tokens"], nodes["parents"]] == [tokens, parents]
+        assert shown["n"] == len(tree.context) and shown["path"] == path
+        assert nodes["tokens"] == tokens and nodes["parents"] == parents
         for node, level in enumerate(nodes["depths"]):
             *below, last = shown["asked"].get(str(level), [[None, 1.0]])
             assert last[0] == tree.exit_layers[node]
             for exit, confidence in below:
                 assert confidence <= about["thresholds"][about["exits"].index(exit)]
-        if case == "chain":  # of the likeliest tokens, whose probability is the confidence
-            sure = [tried[-1][1] for tried in shown["asked"].values()]
-            probs = torch.tensor(sure).cumprod(dim=0).tolist()
-            assert nodes["probs"][1:] == pytest.approx(probs, rel=0.05)  # each is rounded
+        assert nodes["probs"] == close(tree.probs)
         p = torch.softmax(step.logits / (temperature or 1.0), dim=-1)
         drafted = list(zip(parents, tokens))[1:]
         assert nodes["p"][1:] == close([p[node, token].item() for node, token in drafted])
@@ -144,16 +138,14 @@ def check_rejection(position, p, q, tokens):
 
 
 def test_every_exit_that_was_asked_says_what_the_definition_says(known, mini):
-    """At every position; of the exits in order those up to the one that drafted."""
+    """At every position."""
     _, data, steps, _ = known("growing tree")
     seen = []
     for shown, step in zip(data["steps"][:4], steps):
         for position, node in zip(shown["positions"], [0, *step.accepted], strict=True):
             text = step.tree.context + step.tree.path(node)
-            said = [exit_layer for exit_layer, _ in position["said"]]
-            assert said == [2, 3][: len(said)]
-            seen += said
             for exit_layer, values in position["said"]:
+                seen.append(exit_layer)
                 probs = logits_after(mini("mini-draft"), text, exit_layer).softmax(dim=-1)
                 assert values == close(probs[position["ids"]].tolist())
                 assert probs.argmax() in position["ids"]
@@ -194,9 +186,10 @@ def test_the_page_shows_the_record(case, known, tokenizer):
     about = data["about"]
     texts = Hostile() if case == "own rule" else tokenizer
     assert answer == [texts.decode(generation.tokens)] and harm == "undefined0"
+    classes = {None: "target"}
+    for exit, color in zip((2, 3, 4), COLORS):  # by the draft's own list, whichever are used
+        classes[exit] = f"exit {color.name}"
     given = [exit for step in data["steps"] for exit in step["sources"]]
-    colors = dict(zip((2, 3, 4), COLORS))  # by the draft's own list, whichever are used
-    classes = {exit: f"exit {color.name}" for exit, color in colors.items()} | {None: "target"}
     assert sources == [classes[exit] for exit in given]
     for number, (seen, step) in enumerate(zip(on_page, data["steps"], strict=True), 1):
         path, parents = step["path"], step["nodes"]["parents"]
@@ -205,34 +198,19 @@ def test_the_page_shows_the_record(case, known, tokenizer):
         assert seen["opened"] == len(path)  # the last position
         assert seen["accepted"] == [node in path for node in range(len(parents))]
         assert seen["mask"] == [row.nonzero()[0].tolist() for row in ancestors_of(parents)]
-        check_grid(seen["levels"], step["asked"], about["exits"])
-        for (lines, heads, widths), position in zip(
-            seen["positions"], step["positions"], strict=True
-        ):
-            check_position(lines, heads, widths, position, step["nodes"], about["rule"])
+        levels = [dict(map(tuple, tried)) for tried in step["asked"].values()]
+        for (name, *cells), exit in zip(seen["levels"][1:], about["exits"]):
+            assert name.split()[1] == str(exit)
+            assert cells == [f"{level[exit]:g}" if exit in level else "·" for level in levels]
+        for said, position in zip(seen["positions"], step["positions"], strict=True):
+            check_position(*said, position, about["rule"])
 
 
-def check_grid(rows, asked, exits):
-    """A column for each level, and a row for each exit: its confidence if it was asked."""
-    if not asked:
-        assert rows == []
-        return
-    head, *rows = rows
-    assert head == ["level", *asked]
-    for (name, *cells), exit in zip(rows, exits, strict=True):
-        assert name.split()[1] == str(exit)
-        expected = [dict(map(tuple, tried)).get(exit) for tried in asked.values()]
-        assert [None if cell == "·" else float(cell) for cell in cells] == expected
-
-
-def check_position(lines, heads, widths, position, nodes, rule):
+def check_position(lines, heads, widths, position, rule):
     results = ["accepted" if test["accepted"] else "rejected" for test in position["tests"]]
     results += ["bonus"] * (position["bonus"] is not None)
     results += [position["note"]] * (position["note"] != "")
     assert all(result in line for result, line in zip(results, lines, strict=True))
-    for test, line in zip(position["tests"], lines):
-        from_target = nodes["exits"][test["node"]] is None
-        assert ("a root, which the target chose" in line) == from_target
     exits = [(f"exit {exit}", values) for exit, values in position["said"]]
     columns = [(name, values) for name, _, values in position["columns"]]
     first = max(i for i, (name, _) in enumerate(columns) if name[0] in "pr")  # p / e, residual
@@ -248,24 +226,21 @@ def check_position(lines, heads, widths, position, nodes, rule):
         decides = [head.endswith(" decides") for head in heads[1:]]
         assert decides == [i < len(deciding) for i in range(len(names) - 1)]
     assert all(head.startswith(name) for head, name in zip(heads, names, strict=True))
-    rows = [[100 * share for share in row] for row in zip(*bars)]
-    assert widths == [pytest.approx(row, abs=0.006) for row in rows]
+    for row, values in zip(widths, zip(*bars), strict=True):
+        assert row == pytest.approx([100 * value for value in values], abs=0.006)
 
 
 MOVES = """const [slider] = all("#slider");
 const chosen = () => all("#answer span").findIndex((each) => each.matches(".chosen"));
-const at = () => [+slider.value, chosen(), lit("#answer span")];
+const at = () => [+slider.value, chosen(), lit("#answer span").length];
 const key = (key, shiftKey) => document.onkeydown(new KeyboardEvent("", { key, shiftKey }));
 const moves = [() => key("ArrowRight"), () => key("ArrowRight", true), () => key("ArrowLeft"),
-  () => key("ArrowLeft"), () => all("#answer span").at(-1).click(), () => key("ArrowRight", true),
-  () => slider.oninput((slider.value = 1)), () => key("ArrowLeft", true)];
-const nodes = () => ["#tree g", "#mask g"].map((group) => {
-  return ["onfocus", "onpointerenter", "onclick"].map((event) => {
-    all(group)[0].onfocus();
-    all(group).at(-1)[event]();
-    return [lit("#tree g"), lit("#mask g"), texts("#node")[0]];
-  });
-}).flat();
+  () => all("#answer span").at(-1).click(), () => slider.oninput((slider.value = 1))];
+const nodes = () => ["onfocus", "onpointerenter", "onclick"].map((event) => {
+  all("#tree g")[0].onfocus();
+  all("#mask g").at(-1)[event]();
+  return [lit("#tree g"), lit("#mask g"), texts("#node")[0]];
+});
 const play = () => {
   const [button] = all("#play"), seen = [];
   for (button.click(); button.textContent === "stop";) timers.at(-1)(), seen.push(+slider.value);
@@ -275,19 +250,18 @@ return [moves.map((move) => { move(); return at(); }), nodes(), play()]"""
 
 
 def test_mouse_touch_and_keyboard(known):
-    """And all tokens of a step are lit. Play goes to the end and stops."""
-    file, data, steps, generation = known("rejected tree")
+    """A step opens at its last token, and all are lit. Play goes to the end and stops."""
+    file, data, steps, generation = known("growing tree")
     seen, nodes, played = browse(file, MOVES)
-    first = [sum(len(step.tokens) for step in steps[:i]) for i in range(len(steps))]
-    end = [len(steps) - 1, len(generation.tokens) - 1]
-    last = [count - 1 for count in [*first[1:], len(generation.tokens)]]  # where a step opens
-    moves = [[1, last[1]], [2, first[2]], [1, last[1]], [0, last[0]], end, end]
-    moves += [[1, last[1]], [1, last[1] - 1]]
-    ends = [*first[1:], len(generation.tokens)]
-    assert seen == [[step, at, list(range(first[step], ends[step]))] for step, at in moves]
-    above = ancestors_of(data["steps"][0]["nodes"]["parents"])[-1].nonzero()[0].tolist()
-    for *found, text in nodes:
-        assert found == [above, above[-1:]] and f"nodes {', '.join(map(str, above[1:]))}." in text
+    lengths = [len(step.tokens) for step in steps]
+    second = [1, sum(lengths[:2]) - 1, lengths[1]]
+    third = [2, sum(lengths[:2]), lengths[2]]
+    end = [len(steps) - 1, len(generation.tokens) - 1, lengths[-1]]
+    assert seen == [second, third, second, end, second]
+    above = ancestors_of(data["steps"][1]["nodes"]["parents"])[-1].nonzero()[0].tolist()
+    for in_tree, in_mask, text in nodes:
+        assert in_tree == above and in_mask == above[-1:]
+        assert f"nodes {', '.join(map(str, above[1:]))}." in text
     assert played == [*range(2, len(steps)), "play"]
 
 
@@ -299,14 +273,3 @@ def test_the_page_of_run_py_names_the_models_and_colours_by_the_drafts_list(tmp_
     about, classes = browse(file, script)
     assert about.startswith("target mini-7b · draft mini-draft · method s2d · temperature 0 · ")
     assert classes == ["target", f"exit {COLORS[1].name}"]  # exit 3 is the second one
-
-
-def test_the_page_names_functions():
-    page = (ROOT / "s2d/trace/page.html").read_text()
-    names = re.findall("<code>(.*) in (.*).py</code>", page)
-    assert len(names) == 4
-    for function, path in names:
-        found = importlib.import_module(path.replace("/", "."))
-        for part in function.split("."):
-            found = getattr(found, part)
-        assert callable(found)
