@@ -8,13 +8,7 @@ from vocabularies import BRACKETS, CHATML, PROMPT, SAID, messages, sentencepiece
 from s2d import Tokenizer
 from s2d.checkpoint.chat import VICUNA_SYSTEM
 
-HEADERS = """{{ bos_token }}{% for message in messages %}<|start|>{{ message['role'] }}<|/start|>
-
-{{ message['content'] | trim }}<|eot|>{% endfor %}{% if add_generation_prompt -%}
-<|start|>assistant<|/start|>
-
-{% endif %}"""
-MARKED = """{%- for message in messages %}
+MARKED = """{{ bos_token }}{%- for message in messages %}
     {%- if loop.index0 == 0 %}
         {{- '<|start|>system ' + {"tools": tools, "key": 'v\u00e9'} | tojson(indent=1) }}
         {{- strftime_now('%Y') + '<|eot|>\n' }}
@@ -73,20 +67,19 @@ def test_what_messages_are(tokenizer):
     """Texts in turn or dictionaries, of which the system's may be the first."""
     hi, system = {"role": "user", "content": "Hi"}, {"role": "system", "content": "Be brief."}
     expected = tokenizer.encode_chat(["Hi"])
-    for same in ("Hi", ("Hi",), hi, iter([hi]), [hi | {"name": "Anna"}]):
+    for same in ("Hi", hi, iter([hi]), [hi | {"name": "Anna"}]):
         assert tokenizer.encode_chat(same) == expected
     brief = tokenizer.encode_chat([system, hi])
     assert brief == tokenizer.encode_chat("Hi", system="Be brief.") != expected
-    for wrong in ([], None, [7], ["Hi", hi], [{}], [system], [hi | {"content": None}]):
+    for wrong in ([], None, ["Hi", hi], [{}], [system]):
         raises_line(tokenizer.encode_chat, ValueError, "expected texts, user and", wrong)
     raises_line(tokenizer.encode_chat, ValueError, "user and assistant in turn", [hi, hi])
     raises_line(tokenizer.encode_chat, ValueError, "at most one system", [system, hi], "Be brief.")
     raises_line(tokenizer.encode_chat, ValueError, "expected texts", "Hi", 5)
 
 
-@pytest.mark.parametrize("template", [HEADERS, MARKED])
-def test_templates_on_a_tokenizer_json(trained, template):
-    ours, theirs = with_config(trained, chat_template=template)
+def test_a_template_on_a_tokenizer_json(trained):
+    ours, theirs = with_config(trained, chat_template=MARKED)
     for count in (1, 3, 5):
         said = messages(SAID[:count])
         expected = theirs.apply_chat_template(said, **PROMPT)
@@ -99,11 +92,11 @@ def test_templates_on_a_tokenizer_json(trained, template):
     assert ours.chat_format.render(messages(SAID[:2])) == text
 
 
-@pytest.mark.parametrize("legacy", [{"legacy": True}, {"legacy": False}, {}])
+@pytest.mark.parametrize("legacy", [True, False])
 @pytest.mark.parametrize("template", [BRACKETS, CHATML])
 def test_templates_on_a_tokenizer_model(tmp_path, template, legacy):
     """There is no second BOS. ChatML's tokens, in added_tokens.json, are found in a user's text."""
-    config = {"chat_template": template, "eos_token": "</s>"} | legacy
+    config = {"chat_template": template, "eos_token": "</s>", "legacy": legacy}
     ids = {"<|im_start|>": 1024, "<|im_end|>": 1025}
     folder = sentencepiece_folder(tmp_path / "m", config, added_tokens=ids)
     ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
@@ -113,23 +106,16 @@ def test_templates_on_a_tokenizer_model(tmp_path, template, legacy):
     assert 1025 in expected and expected.count(1024) == (4 if template == CHATML else 0)
 
 
-QWEN3 = CHATML.replace(
-    "assistant\n{% endif %}",
-    """assistant
-{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}
-{%- endif %}""",
-)
+THINK = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 
 
 def test_a_template_is_given_options(trained, tmp_path):
     """As Qwen3's, which asks a model to think unless it is told not to."""
-    ours, theirs = with_config(trained, chat_template=QWEN3)
-    for options in ({"enable_thinking": False}, {"enable_thinking": True}, {}, None):
-        expected = theirs.apply_chat_template(messages(["Hi"]), **PROMPT, **(options or {}))
+    ours, theirs = with_config(trained, chat_template=CHATML + THINK)
+    for options in ({"enable_thinking": False}, {"enable_thinking": True}, {}):
+        expected = theirs.apply_chat_template(messages(["Hi"]), **PROMPT, **options)
         assert ours.encode_chat("Hi", template_options=options) == expected
-    off = ours.encode_chat("Hi", template_options={"enable_thinking": False})
-    assert off != ours.encode_chat("Hi") and len(off) > len(ours.encode_chat("Hi"))
-    for wrong in ("enable_thiking", "messages", "add_generation_prompt"):
+    for wrong in ("enable_thiking", "messages"):
         message = f"has no option {wrong!r}"
         with pytest.raises(ValueError, match=message):
             ours.encode_chat("Hi", template_options={wrong: False})

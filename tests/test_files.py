@@ -68,19 +68,14 @@ def test_what_is_written_has_the_permissions_of_a_new_file(tmp_path):
     assert (tmp_path / "m").stat().st_mode == (tmp_path / "folder").stat().st_mode
 
 
-def write_pytorchs(path):
-    torch.save(torch.ones(9999), path)
+WRITERS = [
+    lambda path: torch.save(torch.ones(9999), path),
+    lambda path: save_file({"a": torch.ones(9999)}, path),
+    lambda path: path.write_text("x" * 9999),
+]
 
 
-def write_safetensors(path):
-    save_file({"a": torch.ones(9999)}, path)
-
-
-def write_text(path):
-    path.write_text("x" * 9999)
-
-
-@pytest.mark.parametrize("write", [write_pytorchs, write_safetensors, write_text])
+@pytest.mark.parametrize("write", WRITERS, ids=["pytorch", "safetensors", "text"])
 def test_a_disk_that_takes_no_more_is_one_line(tmp_path, write):
     """Here by the limit of a file's size (EFBIG), where nothing is left of the file."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,45 +1,20 @@
 """Faults that were found in folders of public models, and what is refused, in one line."""
 
 import json
-import random
 import re
 
 import pytest
 import sentencepiece
 import torch
 from helpers import WEIGHTS, change_json, raises_line, random_llama
-from safetensors.torch import load_file, save_file
-from vocabularies import TEXTS, added, in_groups, save_trained, sentencepiece_folder, with_config
+from vocabularies import TEXTS, added, save_trained, sentencepiece_folder, with_config
 
-from s2d import StopStrings, Tokenizer, find_draft, load_model, model
+from s2d import StopStrings, Tokenizer, load_model, model
 from s2d.checkpoint import names, save_model
 from s2d.checkpoint.config import config_from_dict
-from s2d.checkpoint.names import MINIATURE_PROMPTS, find_target, miniature_note
 from s2d.checkpoint.pair import choose_pair, load_pair
 from s2d.checkpoint.tokenizer import TextStream
 from s2d.model import rope_table
-
-
-@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
-def test_shards_of_other_layers_need_not_be_there(tmp_path, suffix):
-    whole = random_llama(0).float()
-    for name in ("x-7b", "x-draft"):
-        save_model(whole, tmp_path / name, dtype=torch.float32)
-    draft = tmp_path / "x-draft"
-    tensors = load_file(draft / "model.safetensors")
-    (draft / "model.safetensors").unlink()
-    stem = {"safetensors": "model", "bin": "pytorch_model"}[suffix]
-    upper = {name for name in tensors if name.startswith(("model.layers.2.", "model.layers.3."))}
-    index = {name: f"{1 + (name in upper)}.{suffix}" for name in tensors}
-    (draft / f"{stem}.{suffix}.index.json").write_text(json.dumps({"weight_map": index}))
-    lower = {name: tensor for name, tensor in tensors.items() if name not in upper}
-    (save_file if suffix == "safetensors" else torch.save)(lower, draft / f"1.{suffix}")
-    change_json(draft / "config.json", exit_layers=[1, 2])
-    assert find_draft(tmp_path / "x-7b").draft == draft
-    loaded = load_model(draft, layers=2)
-    assert loaded.model.layers[1].mlp.up_proj.weight.equal(whole.model.layers[1].mlp.up_proj.weight)
-    raises_line(load_model, FileNotFoundError, f"2.{suffix} is missing", draft)
-
 
 RAW = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=4)
 RAW |= dict(num_attention_heads=4, max_position_embeddings=64, model_type="qwen2")
@@ -47,6 +22,8 @@ RAW |= dict(num_attention_heads=4, max_position_embeddings=64, model_type="qwen2
 
 def test_windows_of_no_layer_and_biases_that_are_there_anyway():
     plain = config_from_dict(RAW)
+    assert plain.eos_token_ids == () and plain.bos_token_id is None  # no tokens of a Llama
+    assert config_from_dict(RAW | {"model_type": "qwen3"}).head_dim == 128
     for more in (
         dict(attention_bias=True),
         dict(use_sliding_window=True, sliding_window=None, max_window_layers=0),
@@ -58,8 +35,6 @@ def test_windows_of_no_layer_and_biases_that_are_there_anyway():
         raises_line(
             config_from_dict, ValueError, "sliding", RAW | {"use_sliding_window": True} | more
         )
-    wrong = RAW | {"model_type": "qwen3", "attention_bias": True}
-    raises_line(config_from_dict, ValueError, "attention_bias is True", wrong)
 
 
 def test_the_table_of_the_rotary_embedding_grows(monkeypatch):
@@ -78,27 +53,19 @@ def test_the_table_of_the_rotary_embedding_grows(monkeypatch):
 
 def test_names_are_known_to_load_model_and_load_pair(monkeypatch):
     """And what is not here is answered with what would get it."""
-    assert len(load_model("7b").model.layers) == 10
-    pair = load_pair("70b", WEIGHTS / "mini-draft")
-    assert pair.folder == WEIGHTS / "mini-70b"
+    assert load_pair("70b", WEIGHTS / "mini-draft").folder == WEIGHTS / "mini-70b"
     hub = "from the Hugging Face hub: hf download"
+    monkeypatch.setattr(names, "WEIGHTS", WEIGHTS / "nowhere")
     for name, command in (
         ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B --local-dir weights/qwen3-0.6b"),
         ("smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct --local-dir weights/smollm2-135m"),
     ):
-        monkeypatch.setattr(names, "WEIGHTS", WEIGHTS / "nowhere")
         message = f"no model folder at {name}; {hub} {command}$"
-        for load in (load_model, load_pair, find_target):
+        for load in (load_model, load_pair):
             raises_line(load, FileNotFoundError, message, name)
     for name in ("7b", "weights/nowhere", "/a/b/c"):
         message = f"no model folder at {name}; the names are 7b, 13b, 70b, smollm2-135m$"
         raises_line(load_model, FileNotFoundError, message, name)
-
-
-def test_what_a_miniature_knows_is_said():
-    assert "made-up world" in miniature_note("7b") and "vicuna-7b" in miniature_note("7b")
-    assert miniature_note("weights/mini-7b").startswith("mini-7b is a miniature. ")
-    assert len(MINIATURE_PROMPTS) == 6
 
 
 def test_a_draft_with_another_tokenizer_is_told(tmp_path, capsys):
@@ -115,10 +82,7 @@ def test_a_draft_with_another_tokenizer_is_told(tmp_path, capsys):
     raises_line(choose_pair, ValueError, "not have 1200 and 1024", "7b", tmp_path / "draft")
 
 
-STOPS = ["<|im_end|>", "<|im_end|>\n", "i<|im_end|>", "m_end|>\n", "i<|im"]
-
-
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("stop", ["<|im_end|>", "<|im_end|>\n", "m_end|>\n", "i<|im"])
 @pytest.mark.parametrize("kind", ["tokenizer.model", "tokenizer.json"])
 def test_a_stop_string_is_or_touches_a_special_token(tmp_path, kind, stop):
     """The token leaves no text, but it is where the answer ends, and its text before that."""
@@ -136,21 +100,15 @@ def test_a_stop_string_is_or_touches_a_special_token(tmp_path, kind, stop):
     assert tokenizer.decode(answer[special + 1 : last + 1]) == ("\n" if "\n" in stop else "")
     shown = "Hi" if stop.startswith(("<", "m")) else "H"
     assert ending.cut(answer[: last + 1]) == shown
-    rng = random.Random(0)
-    for _ in range(3):
-        stream = TextStream(tokenizer, ["never", stop])
-        found = ""
-        for group in in_groups(answer[: last + 1], rng):
-            found += stream.push(group)
-            assert shown.startswith(found)
-        assert found + stream.push([], last=True) == shown
+    stream = TextStream(tokenizer, ["never", stop])
+    parts = [stream.push([token]) for token in answer[: last + 1]]
+    assert "".join(parts) + stream.push([], last=True) == shown
 
 
 def test_tokenizer_models_that_are_refused(tmp_path):
     for config, message in (
         (dict(added_tokens_decoder={"1024": added("<t>", rstrip=True)}), "rstrip of the token"),
         (dict(added_tokens_decoder={"1030": added("<x>")}), r"added tokens \[1030\] leave gaps"),
-        (dict(bos_token=added("<s>", lstrip=True)), "lstrip of the token '<s>' is not supported"),
         (dict(pad_token="<pad>"), "no file says the id of pad_token '<pad>'"),
         (dict(extra_special_tokens={"image_token": "<i>"}), "holds tokens by name, which is not"),
         (dict(add_eos_token=True), "add_eos_token in tokenizer_config.json is not supported"),
@@ -182,9 +140,7 @@ def test_tokenizer_jsons_that_are_refused(tmp_path):
             dict(tokenizer_class="Qwen2Tokenizer", added_tokens_decoder=described),
             "added_tokens_decoder has not all tokens of tokenizer.json",
         ),
-        (dict(added_tokens_decoder={"3": added("<|eot|>")}), "another token 3 than"),
         (dict(added_tokens_decoder={"4": added("<|eot|>", lstrip=True)}), "another token 4 than"),
-        (dict(added_tokens_decoder={"440": added("<|new|>")}), "another token 440 than"),
         (dict(extra_special_tokens=["<|new|>"]), "added token '<|new|>', the extra token 0"),
         (dict(eos_token="a"), "no added token 'a', the eos_token"),
     ):
@@ -194,7 +150,7 @@ def test_tokenizer_jsons_that_are_refused(tmp_path):
     (folder / "added_tokens.json").write_text(json.dumps({"<|eot|>": 4, "<|new|>": 440}))
     raises_line(Tokenizer, ValueError, "another token 440 than", folder)
     (folder / "added_tokens.json").unlink()
-    content = json.loads((folder / "tokenizer.json").read_text())
-    content["added_tokens"].append(added("<|new|>") | {"id": 999})
-    (folder / "tokenizer.json").write_text(json.dumps(content))
+    tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    tokens.append(added("<|new|>") | {"id": 999})
+    change_json(folder / "tokenizer.json", added_tokens=tokens)
     raises_line(Tokenizer, ValueError, "'<.new.>' has the ids 999 and [0-9]+", folder)

@@ -1,10 +1,9 @@
 """``bench hf``: it finds nothing on models that are read rightly, and what is planted in others."""
 
 import json
-import shutil
 
 import pytest
-from helpers import WEIGHTS, program, refuses
+from helpers import change_json, program, refuses
 from test_model import SIZES, VARIANTS
 from theirs import random_transformers
 from vocabularies import save_trained
@@ -54,16 +53,8 @@ def test_a_miniature_with_its_draft_by_every_method(capsys):
     assert rows[-6:] == ["ar", *exits]
 
 
-def test_a_draft_that_does_not_fit_is_not_used(folder, capsys):
-    shutil.copytree(WEIGHTS / "mini-draft", folder.with_name("base-draft"))
-    assert check(folder) == 0
-    out, error = capsys.readouterr()
-    assert "s2d-tree:exits=0" in out and "base-draft, the draft next to the target, is not" in error
-
-
 def test_what_transformers_does_not_read_is_one_line(folder, capsys):
-    config = json.loads((folder / "config.json").read_text()) | {"rms_norm_eps": None}
-    (folder / "config.json").write_text(json.dumps(config))
+    change_json(folder / "config.json", rms_norm_eps=None)
     refuses(bench.main, capsys, "transformers does not read", *HF, folder)
 
 

@@ -3,7 +3,6 @@
 import importlib.util
 import io
 import json
-import random
 import re
 import shlex
 import shutil
@@ -13,13 +12,11 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import torch
-from helpers import ROOT, WEIGHTS, change_json, program, random_llama, refuses
-from vocabularies import save_trained
+from helpers import ROOT, WEIGHTS, change_json, program, refuses
 
 import run
 from s2d import Tokenizer
-from s2d.checkpoint import DTYPES, names, save_model
+from s2d.checkpoint import DTYPES, names
 from s2d.checkpoint.config import read_config
 from s2d.checkpoint.tokenizer import TextStream
 from s2d.cli.program import run_program
@@ -31,7 +28,6 @@ from s2d.speed import batch
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 EXAMPLE_PROMPT = names.MINIATURE_PROMPTS[0]
 QUESTION, EXAMPLE_QUESTION = "What is\u20283 + 4?", "What is the capital of Tadastan?"
-NOTICES = r"mini-\w+ is a miniature|loading target |prompt format: |target on |timing the |Ctrl-C "
 
 
 def run_json(capsys, *arguments):
@@ -56,9 +52,9 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatc
     out, error = capsys.readouterr()
     assert out == EXAMPLE_ANSWER + "\n"
     notices, _, block = error.partition("\n\n")
-    begins = "mini-13b is a miniature", "loading target ", "prompt format: Vicuna's", "target on "
+    begins = "mini-13b is a miniature in ", "loading target ", "prompt format: Vicuna", "target on "
     assert all(map(str.startswith, notices.splitlines(), begins)) and notices.count("\n") == 3
-    assert [line.split()[0] for line in block.splitlines()[-3:]] == ["method", "timing", "speed"]
+    assert block.splitlines()[-1].startswith("speed ")
 
 
 def test_stdin_and_json(capsys, monkeypatch):
@@ -66,10 +62,9 @@ def test_stdin_and_json(capsys, monkeypatch):
     type_in(monkeypatch, b"\xef\xbb\xbf" + QUESTION.encode() + b"\n")
     answer = run_json(capsys, *"--target 7b --prompt - --max-new-tokens 20".split())
     tokenizer, stats = Tokenizer(WEIGHTS / "mini-7b"), answer["stats"]
-    for name, folder in (("model", "mini-7b"), ("draft", "mini-draft")):
-        assert Path(answer[name]).samefile(WEIGHTS / folder)
-    used = {"exits": [2, 3], "thresholds": [0.6, 0.0], "tree": {"widths": [1] * 12}}
-    used |= {"method": "s2d", "rule": "noise", "system": None, "device": "cpu"}
+    assert Path(answer["model"]).samefile(WEIGHTS / "mini-7b")
+    assert Path(answer["draft"]).samefile(WEIGHTS / "mini-draft")
+    used = {"exits": [2, 3], "tree": {"widths": [1] * 12}, "rule": "noise"}
     assert answer["options"] | used == answer["options"]
     assert answer["text"] == tokenizer.decode(answer["tokens"])
     assert answer["prompt_tokens"] == len(tokenizer.encode_chat([QUESTION]))
@@ -111,7 +106,7 @@ def test_options_reach_the_decoder(capsys):
 
 
 def chosen(target, *words):
-    pair = run.load(run.parse(["--target", str(target), *words]))
+    pair = run.load(run.parse(["--target", *map(str, (target, *words))]))
     return pair.found.draft, pair.found.datastore, pair.options.exits == (0,)
 
 
@@ -121,11 +116,11 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
     assert names.find_target("7b") == tmp_path / "mini-7b"
     target = tmp_path / "vicuna-7b"
     for folder in (target, tmp_path / "vicuna-draft"):
-        folder.mkdir()
-        for name in ("config.json", "model.safetensors", "tokenizer.model"):
-            shutil.copyfile(WEIGHTS / "mini-7b" / name, folder / name)
+        shutil.copytree(WEIGHTS / "mini-7b", folder)
     assert names.find_target("7b") == target
     assert chosen(target) == (tmp_path / "vicuna-draft", None, False)
+    with pytest.raises(ValueError, match="--examples are for the miniatures"):
+        run.read_lines(run.parse(["--target", str(target), "--examples"]))
 
 
 def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, capsys):
@@ -134,20 +129,18 @@ def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, ca
     target, draft = tmp_path / "mini-7b", tmp_path / "mini-draft"
     store = target.with_name("mini-7b-datastore.safetensors")
     save_datastore(store, [[5, 6, 7]], read_config(target))
-    for line, expected in (
-        ("", (None, store, True)),
-        (f"--draft {draft}", (draft, None, False)),
-        ("--exits 0,2", (draft, store, False)),
-        ("--exits 2 --method sd", (draft, None, False)),
-        ("--method ar", (None, None, False)),
-    ):
-        assert chosen(target, *line.split()) == expected
+    assert chosen(target) == (None, store, True)
+    assert chosen(target, "--draft", draft) == (draft, None, False)
+    assert chosen(target, "--exits", "0,2") == (draft, store, False)
+    assert chosen(target, "--exits", "2") == (draft, None, False)
+    assert chosen(target, "--method", "ar") == (None, None, False)
     assert chosen(target, "--draft", "13b")[0].samefile(WEIGHTS / "mini-13b")
     store.write_text("no datastore")
     error_of(capsys)
     refuses(run.main, capsys, store.name, "--target", target)
     store.unlink()
     shutil.rmtree(draft)
+    refuses(run.main, capsys, "no model folder at", "--target", target, "--exits", 2)
     stats = run_json(capsys, "--target", target, "--max-new-tokens", 24)["stats"]
     assert stats["exit_counts"].keys() == {"0"} and stats["mean_accepted_tokens"] > 1
 
@@ -158,18 +151,19 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
     shutil.copytree(WEIGHTS / "mini-7b", target)
     shutil.copytree(WEIGHTS / "mini-draft", draft)
     before = (draft / "config.json").read_text()
-    for changes in (dict(vocab_size=61), dict(model_type="mistral"), dict(exit_layers=[9])):
+    for changes in (dict(vocab_size=61), dict(model_type="mistral")):
         change_json(draft / "config.json", **changes)
         assert chosen(target) == (None, None, True)
         notice = error_of(capsys).splitlines()[0]
         assert "llama-draft" in notice and "not used" in notice
-        for words in (("--exits", "2"), ("--draft", str(draft))):
+        for words in (("--exits", "2"), ("--draft", draft)):
             with pytest.raises(ValueError):
                 chosen(target, *words)
         (draft / "config.json").write_text(before)
     weights = (draft / "model.safetensors").read_bytes()
     (draft / "model.safetensors").write_bytes(weights[:-9])
-    assert "llama-draft/model.safetensors cannot be read" in refused(capsys, "--target", target)
+    with pytest.raises(ValueError, match="llama-draft/model.safetensors cannot be read"):
+        chosen(target)
 
 
 def test_many_prompts_at_once(tmp_path, monkeypatch, capsys):
@@ -202,22 +196,13 @@ def test_many_prompts_at_once(tmp_path, monkeypatch, capsys):
     assert examples == list(enumerate(names.MINIATURE_PROMPTS, start=1))
 
 
-def test_the_comparison_is_made_for_any_prompt(capsys):
-    common = "--target", "7b", "--max-new-tokens", 4, "--prompt", QUESTION
-    lossless = (
-        r"^method +s2d, lossless, up to rounding in float32\ntiming the .*\nspeed .* times as"
-    )
-    assert program(run.main, *common, "--compare", "--dtype", "float32") == 0
-    assert re.search(lossless, error_of(capsys), re.M)
-
-
 def test_a_page_is_written_besides_the_answer(tmp_path, capsys):
-    """A page that could not be written is refused at once."""
+    """And the comparison is made for any prompt. What could not be written is refused at once."""
     page = tmp_path / "page.html"
     line = ["--target", "7b", "--prompt", EXAMPLE_QUESTION]
-    assert program(run.main, *line, "--trace", page) == 0
+    assert program(run.main, *line, "--trace", page, "--compare") == 0
     out, error = capsys.readouterr()
-    assert page.is_file() and f"\nwrote {page}\n" in error
+    assert page.is_file() and f"\nwrote {page}\n" in error and re.search("\nspeed .* times", error)
     assert out == "The capital of Tadastan is Vorbiburg.\n"
     for path in (page, tmp_path / "nowhere/page.html"):
         refuses(run.main, capsys, str(path), *line, "--trace", path)
@@ -260,78 +245,23 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch,
     assert capsys.readouterr().err == f"run.py: {VISIBLE}\n"
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Folders of small random models, one with a tokenizer.json, one without any tokenizer."""
-    folder = tmp_path_factory.mktemp("models")
-    sizes = dict(vocab_size=1024, hidden_size=16, intermediate_size=24, head_dim=4)
-    target = random_llama(0, **sizes, num_hidden_layers=3, max_position_embeddings=72)
-    exits = dict(exits=(1, 2), thresholds=(0.3, 0.0), max_position_embeddings=72)
-    draft = random_llama(1, **sizes, num_hidden_layers=2, **exits)
-    save_model(target, folder / "json", dtype=torch.float32)
-    save_trained(folder / "json")
-    (folder / "json/tokenizer_config.json").write_text(json.dumps({"eos_token": "<|eot|>"}))
-    save_model(draft, folder / "draft", dtype=torch.float32)
-    return folder
-
-
 MISTAKES = {
-    "--target nowhere": "no model folder at nowhere",
-    "--target {m}/draft --draft {m}/json": "has no tokenizer.model and no tokenizer.json",
-    "--target {m}/json --method s2d --exits 2": "no model folder at",
-    "--exits two": "argument --exits: invalid comma_separated_list value: 'two'",
     "--tree 6x4": "argument --tree: expected widths, such as 4,2,2,1",
-    "--prompt=" + "word " * 600: "the prompt has ",
-    "--device tpu9": "device 'tpu9'",
     "--raw --system x": "need a chat template",
     "--template-option thinking": "expected NAME=VALUE, got 'thinking'",
     "--prompts /nonexistent": "No such file or directory: '/nonexistent'",
     "--batch 2": "--batch does nothing without --prompts",
     "--prompt a --prompt b": "--prompt is given twice",
-    "--target {m}/json --examples": "--examples are for the miniatures",
     "--prompts /dev/null --compare": "--trace and --compare are for a single prompt",
     "--compare --json": "--json goes neither with",
     "--method ar --exits 2": "--method ar does not draft",
     "--stop END": "got 'END'; a text that ends an answer is --stop-at",
-    "--interactive --prompt x": "argument --prompt: not allowed with argument --interactive",
 }
 
 
-def refused(capsys, *words):
-    """The one line that says what is wrong with a command line, "" if there is an answer."""
-    code = program(run.main, *words)
-    lines = error_of(capsys).partition("\n\n")[0].splitlines()  # up to the report
-    errors = [line for line in lines if not re.match(NOTICES, line)]
-    assert (code, len(errors)) in ((0, 0), (2, 1)), (words, lines)
-    assert all(line.startswith("run.py: ") for line in errors), lines
-    return "".join(errors)
-
-
 @pytest.mark.parametrize("line", MISTAKES)
-def test_a_mistake_gives_one_line_and_exit_code_2(line, models, capsys):
-    """With the target 7b, unless the line names another."""
-    words = [line] if line.startswith("--prompt=") else line.format(m=models).split(" ")
-    target = [] if "--target" in words else ["--target", "7b"]
-    assert MISTAKES[line] in refused(capsys, *target, *words)
-
-
-DAMAGED = ["config.json", "model.safetensors", "tokenizer_config.json", "tokenizer.json"]
-
-
-def test_files_damaged_at_random_give_an_answer_or_one_line(models, tmp_path, capsys):
-    """Cut short, or with some bytes changed."""
-    rng, answers = random.Random(0), 0
-    for case in range(20):
-        folder = tmp_path / str(case)
-        shutil.copytree(models / "json", folder)
-        file = folder / rng.choice(DAMAGED)
-        content = bytearray(file.read_bytes())
-        for _ in range(rng.randrange(4)):
-            content[rng.randrange(min(len(content), 3000))] ^= rng.choice([1, 4, 16, 255])
-        file.write_bytes(content if rng.random() < 0.7 else content[: rng.randrange(len(content))])
-        words = "--target", folder, "--draft", models / "draft", "--max-new-tokens", 4
-        answers += not refused(capsys, *words, "--prompt", "A word")
-    assert 0 < answers < 15
+def test_a_mistake_gives_one_line_and_exit_code_2(line, capsys):
+    refuses(run.main, capsys, MISTAKES[line], "--target", "7b", *line.split())
 
 
 def test_what_a_program_raises_becomes_an_exit_code(monkeypatch, capsys):
@@ -401,27 +331,22 @@ def test_answers_end_before_a_stop_string(tmp_path, monkeypatch, capsys):
 
 
 def test_an_answer_that_is_cut_by_ctrl_c_ends_its_line(monkeypatch, capsys):
-    """There is no JSON of it."""
-    for words in (["--json"], []):
-        with monkeypatch.context() as patch:
-            interrupt(patch, step=2)
-            assert program(run.main, "--target", "13b", *words) == 130
-        out, error = capsys.readouterr()
-        assert error.endswith("interrupted\n")
-        cut = out.endswith("\n") and EXAMPLE_ANSWER.startswith(out[:-1]) and len(out) > 5
-        assert out == "" if words else cut
+    interrupt(monkeypatch, step=2)
+    assert program(run.main, "--target", "13b") == 130
+    out, error = capsys.readouterr()
+    assert error.endswith("interrupted\n") and out.endswith("\n")
+    assert EXAMPLE_ANSWER.startswith(out[:-1]) and len(out) > 5
 
 
 def test_pytorch_is_not_loaded_for_a_mistake_or_the_list_of_programs():
-    def say(code, *words):
-        program = f"import sys, runpy; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; {code}"
-        line = [sys.executable, "-c", program, *words]
+    def say(code):
+        line = [sys.executable, "-c", f"import sys, runpy; sys.modules['torch'] = None; {code}"]
         return subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
 
-    run_py = "runpy.run_path('run.py', run_name='__main__')"
-    mistake = say(run_py, "run.py", "--target", "7b", "--exits", "x")
+    words = "sys.argv = ['run.py', '--target', '7b', '--exits', 'x']"
+    mistake = say(f"{words}; runpy.run_path('run.py', run_name='__main__')")
     assert mistake.returncode == 2 and mistake.stderr.startswith("run.py: argument --exits: ")
-    listed = say("runpy.run_module('s2d', run_name='__main__')", "s2d").stdout
+    listed = say("runpy.run_module('s2d', run_name='__main__')").stdout
     programs = re.findall(r"^python -m (\S+)", listed, re.M)
     assert {"s2d.bench", "s2d.train", "s2d.definition"} <= {*programs}
     for name in programs:

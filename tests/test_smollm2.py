@@ -1,35 +1,26 @@
 """A real language model, as README tells a user to get it, and as transformers reads the same."""
 
-import re
 from copy import copy
 from dataclasses import replace
 
 import pytest
-from helpers import SHARED, WEIGHTS
+from helpers import WEIGHTS
 from theirs import greedy_tokens
 from transformers import AutoTokenizer
 from vocabularies import PROMPT, assert_agree, messages, odd_texts
 
 import run
 from s2d import Tokenizer, generate, load_model
-from s2d.bench.specbench import read_questions
 from s2d.model import Drafting
 
-NAME, QUESTIONS = "smollm2-135m", SHARED / "spec_bench/question.jsonl"
+NAME = "smollm2-135m"
 DRAFTING = Drafting((6, 9, 12), (0.3, 0.3, 0.0), length=4, tree=(3, 3, 10))
-OWN_TURNS = [
+TURNS = [
     "Why is the sky blue?",
     "Translate to German: The  12 houses, 3.5 km away.",
     "日本語で\n\n説明して\n",
     "   x = [1, 2,   33]\t# no",
 ]
-
-
-def turns():
-    """All turns of Spec-Bench's questions, which are not in the repository, or own texts."""
-    if not QUESTIONS.is_file():
-        return OWN_TURNS
-    return [turn for each in read_questions(QUESTIONS, 9999) for turn in each["turns"]]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +38,7 @@ def tokenizer(folder):
 def test_token_ids_and_chat_prompts_equal_transformers(folder, tokenizer):
     theirs = AutoTokenizer.from_pretrained(folder)
     assert_agree(tokenizer, theirs, odd_texts(theirs.get_added_vocab()))
-    for turn in turns():
+    for turn in TURNS:
         ids = tokenizer.encode(turn)
         assert ids == theirs(turn).input_ids and tokenizer.decode(ids) == turn
         chat = tokenizer.encode_chat([turn])
@@ -71,5 +62,5 @@ def test_run_drafts_from_the_shipped_datastore_and_says_what_it_gained(folder, c
     out, error = capsys.readouterr()
     assert f"draft {WEIGHTS / NAME}-datastore.safetensors" in error
     assert "exits          exit 0: asked" in error
-    gained = r"[\d.]+ times as fast as the target alone"
-    assert "sky" in out and "s2d-tree, lossless" in error and re.search(gained, error)
+    assert "sky" in out and "s2d-tree, lossless" in error
+    assert "times as fast as the target alone" in error

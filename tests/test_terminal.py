@@ -18,11 +18,10 @@ from s2d.options import Options
 QUESTION = "Tell me two things about Tadastan: its capital and its main export."
 
 
-@pytest.mark.parametrize("exits", [(), (2, 3, 4), (0, 3)])
+@pytest.mark.parametrize("exits", [(2, 3, 4), (0, 3)])
 def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypatch, capsys):
-    options = {"method": "s2d", "exits": exits} if exits else {"method": "ar"}
-    draft = mini("mini-draft") if exits else None
-    generation = start(mini("mini-7b"), tokenizer.encode_chat([QUESTION]), draft, **options)
+    prompt = tokenizer.encode_chat([QUESTION])
+    generation = start(mini("mini-7b"), prompt, mini("mini-draft"), exits=exits)
     monkeypatch.delenv("NO_COLOR", raising=False)
     colors = color_exits(own=(2, 3, 4), used=exits)  # as the draft lists its exits
     expected_colors = dict(zip((2, 3, 4, 0), COLORS))
@@ -42,13 +41,13 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypa
     lines = report(generation.result(), streamed.colors, torch.float64).splitlines()
     legend = re.findall(r"\033\[(\d+)mexit (\d)", "".join(lines))
     assert legend == [(str(expected_colors[exit].ansi), str(exit)) for exit in exits]
-    assert lines[-1] == f"method         {options['method']}, lossless"
+    assert lines[-1] == "method         s2d, lossless"
 
 
-SHAPES = [dict(method="s2d"), dict(method="mcsd", tree=(3, 2, 1)), dict(method="s2d-tree")]
+ROOTS = dict(method="mcsd", tree=(3, 2, 1), init="target")
 
 
-@pytest.mark.parametrize("options", [*SHAPES, SHAPES[1] | dict(init="target")])
+@pytest.mark.parametrize("options", [dict(method="s2d"), dict(method="s2d-tree"), ROOTS])
 def test_acceptance_is_what_the_steps_say(options):
     """Counted anew, one token after the other."""
     target, draft = nearly_equal(3)
@@ -68,11 +67,12 @@ def test_acceptance_is_what_the_steps_say(options):
     for step in steps:
         levels.update(dict(zip(step.tree.depths, step.tree.exit_layers)).values())
     for layer, counts in found["per_exit"].items():
-        nodes = [(step, node) for step in steps for node in range(len(step.tree.tokens))]
-        drafted = [(step, node) for step, node in nodes if step.tree.exit_layers[node] == layer]
-        right = sum(node in step.accepted for step, node in drafted)
+        drafted = right = 0
+        for step in steps:
+            drafted += step.tree.exit_layers.count(layer)
+            right += sum(step.tree.exit_layers[node] == layer for node in step.accepted)
         asked = sum(levels[deeper] for deeper in (1, 2, 4) if deeper >= layer)
-        assert [*counts.values()] == [asked, len(drafted), right]
+        assert [*counts.values()] == [asked, drafted, right]
     shown = "4: asked {}, drafted {}, right {}".format(*found["per_exit"][4].values())
     assert shown in report(decoder.result(), {}, torch.float64)
 

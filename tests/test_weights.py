@@ -4,18 +4,17 @@ import json
 import random
 import shutil
 from functools import partial
-from math import prod
 
 import pytest
 import torch
-from helpers import LLAMA_2, change_json, claim_devices, peak_growth, raises_line, random_llama
+from helpers import change_json, claim_devices, peak_growth, raises_line, random_llama
 from safetensors.torch import load_file, save_file
 from theirs import load_transformers
 from transformers import LlamaForCausalLM
+from vocabularies import save_trained
 
-from s2d import load_model
-from s2d.checkpoint import check_device, empty_model, placement, save_model
-from s2d.checkpoint.config import config_from_dict
+from s2d import Tokenizer, load_model
+from s2d.checkpoint import check_device, placement, save_model
 from s2d.checkpoint.load import choose_dtype
 
 refused = partial(raises_line, load_model)
@@ -35,45 +34,38 @@ def sharded(folder, tmp_path):
     return tmp_path / "s"
 
 
-def pickled(sharded):
-    """Rewrite the shards of a folder as Vicuna has them, with the tables of old checkpoints."""
-    index = json.loads((sharded / INDEX).read_text())
-    files = {
-        name: file.replace(".safetensors", ".bin") for name, file in index["weight_map"].items()
-    }
+def test_shards_and_pickled_shards_are_the_same_model(folder, sharded):
+    """Pickled as Vicuna's, with the tables of old checkpoints."""
+    expected = load_model(folder).state_dict()
+
+    def check():
+        loaded = load_model(sharded).state_dict()
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+
+    check()
+    index = (sharded / INDEX).read_text()
+    (sharded / INDEX).unlink()
+    (sharded / "pytorch_model.bin.index.json").write_text(index.replace(".safetensors", ".bin"))
     for file in sharded.glob("model-*.safetensors"):
         table = {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(4)}
         torch.save(load_file(file) | table, file.with_suffix(".bin"))
         file.unlink()
-    (sharded / INDEX).unlink()
-    (sharded / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
-    return sharded
+    check()
 
 
-def test_shards_and_pickled_shards_are_the_same_model(folder, sharded):
-    expected = load_model(folder).state_dict()
-    for each in (sharded, pickled(sharded)):
-        loaded = load_model(each).state_dict()
-        assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
-
-
-def test_a_pickle_is_not_run(sharded, capsys):
+def test_a_pickle_is_not_run(folder, capsys):
     class Anything:
         def __reduce__(self):
             return print, ("this must not run",)
 
-    file = sorted(pickled(sharded).glob("*.bin"))[1]
-    for state in ({"lm_head.weight": Anything()}, {"step": 5}, [torch.ones(2)]):
-        torch.save(state, file)
-        refused(ValueError, f"{file.name} cannot be read", sharded)
+    (folder / "model.safetensors").unlink()
+    for state in ({"lm_head.weight": Anything()}, {"step": 5}):
+        torch.save(state, folder / "pytorch_model.bin")
+        refused(ValueError, "pytorch_model.bin cannot be read", folder)
     assert not capsys.readouterr().out
 
 
-def test_missing_files(tmp_path, folder, sharded):
-    refused(FileNotFoundError, "no model folder at", tmp_path / "nowhere")
-    second = sorted(sharded.glob("model-*.safetensors"))[1]
-    second.unlink()
-    refused(FileNotFoundError, f"{second.name} is missing", sharded)
+def test_missing_files(folder, sharded):
     change_json(sharded / INDEX, weight_map={"lm_head.weight": 5})
     refused(ValueError, "has no weight_map", sharded)
     (folder / "model.safetensors").unlink()
@@ -85,9 +77,11 @@ def test_missing_files(tmp_path, folder, sharded):
 def test_damage_of_any_kind_is_one_line(folder, sharded, tmp_path):
     """Files that are cut off, or have other bytes here and there: an error, or another model."""
     rng, kinds = random.Random(0), []
+    (save_trained(folder) / "tokenizer_config.json").write_text('{"eos_token": "<|eot|>"}')
     files = [folder / "config.json", folder / "model.safetensors", sharded / INDEX]
-    for number in range(150):
-        file, copy = files[number % 3], tmp_path / f"damaged-{number}"
+    files += [folder / "tokenizer.json", folder / "tokenizer_config.json"]
+    for number in range(250):
+        file, copy = files[number % 5], tmp_path / f"damaged-{number}"
         content = bytearray(file.read_bytes())
         for _ in range(rng.randrange(4)):
             content[rng.randrange(min(len(content), 3000))] = rng.randrange(256)
@@ -96,7 +90,7 @@ def test_damage_of_any_kind_is_one_line(folder, sharded, tmp_path):
         shutil.copytree(file.parent, copy)
         (copy / file.name).write_bytes(content)
         try:
-            load_model(copy)
+            Tokenizer(copy) if file.name.startswith("tokenizer") else load_model(copy)
         except (ValueError, FileNotFoundError) as error:
             kinds.append(type(error))
             assert "\n" not in str(error) and str(copy) in str(error)
@@ -112,11 +106,9 @@ def test_tensors_that_do_not_fit(folder):
         ({}, f"has no tensor {name}"),
         ({name: torch.zeros(3, 4)}, r"\(3, 4\) in torch.float32; expected \(48, 32\)"),
         ({name: weight.to(torch.float8_e4m3fn)}, "in torch.float8_e4m3fn; expected .* not quantis"),
-        ({name: weight.to(torch.int8)}, "in torch.int8; expected .* not quantised"),
         ({name: weight, f"{name}_scale": torch.ones(4)}, f"tensor '{name}_scale', which no such"),
         ({name: weight, "model.layers.1.q_norm.weight": torch.ones(4)}, "q_norm.weight', which no"),
         ({name: weight, "model.norm.bias": torch.ones(4)}, "'model.norm.bias', which no such"),
-        ({name: weight, "lm_head.bias": torch.ones(4)}, "'lm_head.bias', which no such"),
     ):
         save_file(tensors | other, file)
         refused(ValueError, message, folder)
@@ -131,19 +123,11 @@ REFUSED = [
     (dict(attention_bias=True), "attention_bias is True"),
     (dict(model_type="qwen2"), "architectures has 'LlamaForCausalLM'; only Qwen2ForCausalLM"),
     (dict(model_type="qwen3", architectures=...), "has no tensor model.layers.0.self_attn.k_norm"),
-    (dict(model_type="qwen3_moe"), "model_type is 'qwen3_moe'; only llama, qwen2, qwen3 are"),
-    (
-        dict(layer_types=["full_attention", "sliding_attention"]),
-        "some layers have a sliding window",
-    ),
     (dict(rope_scaling={"type": "yarn", "factor": 2.0}), "rope type 'yarn' is not supported"),
-    (dict(rope_scaling={"type": "linear"}), "factor is None; expected a number"),
     (dict(num_key_value_heads=3), "4 heads of 8 cannot share 3 key/value heads"),
-    (dict(head_dim=7), "4 heads of 7 cannot share"),
     (dict(hidden_size="wide"), "hidden_size is 'wide'; expected a whole number"),
     (dict(exit_layers=[2, 9]), "exit_layers must increase"),
     (dict(exit_layers=[2, 3, 4], thresholds=[0.5, 0.0]), "expected a threshold for each exit"),
-    (dict(exit_layers=[2], draft_tree=[4, 2]), "and top_k, depth, size of draft_tree"),
 ]
 
 
@@ -156,8 +140,9 @@ def test_configs_that_are_refused(folder):
 
 
 def test_layers_that_are_left_out_are_not_read(sharded, monkeypatch):
-    """A draft of the first layers of a large model needs no memory for the others."""
+    """A draft of the first layers of a large model needs no memory for the others, and no files."""
     whole, read = load_model(sharded).state_dict(), []
+    (sharded / "model-00007-of-00008.safetensors").unlink()
     to = torch.Tensor.to
     monkeypatch.setattr(
         torch.Tensor, "to", lambda x, *a, **o: read.append(x.shape) or to(x, *a, **o)
@@ -168,6 +153,7 @@ def test_layers_that_are_left_out_are_not_read(sharded, monkeypatch):
         assert torch.equal(parameter, whole[name])
     wide = [shape for shape in read if len(shape) == 2 and 48 in shape]
     assert len(wide) == 2 * 3 * 2  # three of a layer: when it is read, and in the end
+    refused(FileNotFoundError, "00007-of-00008.safetensors is missing", sharded)
 
 
 def test_a_dtype_that_is_not_fast_is_only_used_if_it_is_asked_for(folder, monkeypatch):
@@ -234,31 +220,6 @@ def test_the_original_context_may_stand_outside_of_the_rope(folder):
         equals_transformers(folder)
 
 
-LLAMAS = LLAMA_2, False
-SMOL = LLAMA_2, True
-QWEN = {"sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 21}
-PUBLISHED = [  # widths, layers, heads, key/value heads, vocabulary; parameters
-    (*LLAMAS, (4096, 11008, 32, 32, 32, 32000), 6_738_415_616),  # Vicuna and Llama 2 7b
-    (*LLAMAS, (5120, 13824, 40, 40, 40, 32000), 13_015_864_320),
-    (*LLAMAS, (8192, 28672, 80, 64, 8, 32000), 68_976_648_192),
-    (*LLAMAS, (4096, 14336, 32, 32, 8, 128256), 8_030_261_248),  # Llama 3.1 8B
-    (*LLAMAS, (2048, 5632, 22, 32, 4, 32000), 1_100_048_384),  # TinyLlama
-    (*SMOL, (576, 1536, 30, 9, 3, 49152), 134_515_008),  # SmolLM2 135M
-    (QWEN | {"model_type": "qwen2"}, True, (896, 4864, 24, 14, 2, 151936), 494_032_768),
-    (QWEN | {"model_type": "qwen3"}, True, (1024, 3072, 28, 16, 8, 151936), 596_049_920),
-]
-SIZES = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
-
-
-@pytest.mark.parametrize(("raw", "tied", "sizes", "count"), PUBLISHED)
-def test_published_sizes_have_the_published_parameter_counts(raw, tied, sizes, count):
-    named = dict(zip([*SIZES.split(), "vocab_size"], sizes)) | {"tie_word_embeddings": tied}
-    config = config_from_dict(raw | named)
-    assert sum(prod(parameter.shape) for parameter in empty_model(config).parameters()) == count
-    if raw is not LLAMA_2:  # no tokens of a Llama
-        assert config.eos_token_ids == () and config.bos_token_id is None
-
-
 def test_where_an_answer_ends(folder):
     """As config.json says or, before it, generation_config.json; without it Llama 3 never stops."""
 
@@ -288,15 +249,13 @@ def test_devices(monkeypatch):
     for name in ("cpu", "mps"):
         assert check_device(name) == torch.device(name)
     assert check_device("auto") == torch.device("cpu")
-    claim_devices(monkeypatch, *(f"cuda:{number}" for number in range(8)))
+    claim_devices(monkeypatch, "cuda:0", "cuda:1")
     assert check_device("auto") == torch.device("cuda:0")
-    monkeypatch.setenv("LOCAL_RANK", "7")
-    for name, own in (("auto", "cuda:7"), ("cuda", "cuda:7"), ("cpu", "cpu")):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for name, own in (("auto", "cuda:1"), ("cuda", "cuda:1"), ("cpu", "cpu")):
         assert check_device(name) == torch.device(own)
-    monkeypatch.setenv("LOCAL_RANK", "8")
-    raises_line(check_device, ValueError, "no device 'cuda:8' here", "auto")
     monkeypatch.undo()
-    for wrong in ("cuda:128", "meta", "tpu", "xpu"):
+    for wrong in ("cuda:128", "meta", "tpu"):
         raises_line(check_device, ValueError, f"no device '{wrong}' here; expected auto", wrong)
 
 
@@ -304,8 +263,7 @@ def test_dtypes_and_layers(folder):
     model = load_model(folder, dtype="float64")
     size = sum(p.nbytes for p in model.parameters()) / 1e9
     assert placement(model) == f"cpu, float64, {size:.2f} GB of weights"
-    for wrong in ("float8", "int8", 5):
-        refused(ValueError, f"unknown dtype '{wrong}'", folder, dtype=wrong)
+    refused(ValueError, "unknown dtype 'int8'", folder, dtype="int8")
     refused(ValueError, "has 4 layers, not 5", folder, layers=5)
     assert load_model(folder).dtype == torch.float32
     assert load_model(folder, dtype="bfloat16").rope_cos.dtype == torch.bfloat16

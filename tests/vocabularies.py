@@ -5,13 +5,12 @@ import random
 import shutil
 
 import tokenizers
-from helpers import SHARED, WEIGHTS
+from helpers import WEIGHTS
 from transformers import AutoTokenizer
 
 from s2d import Tokenizer
 from s2d.checkpoint.chat import VICUNA_SYSTEM
 
-LLAMAS_OWN = SHARED / "llama_tokenizer/tokenizer.model"
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWENS_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|" + SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 TEXTS = ["Hello world", "  two  spaces ", "Die Königin hört 123 Vögel."]
@@ -35,11 +34,10 @@ def messages(said):
     return [{"role": role, "content": text} for role, text in zip(roles, said)]
 
 
-def odd_texts(names, without=(), count=400):
+def odd_texts(names):
     """Random texts of what is hard to cut, the ``names`` of special tokens among it."""
-    rng = random.Random(0)
-    parts = [part for part in (*ODD, *names) if part not in without]
-    return ["".join(rng.choices(parts, k=rng.randrange(1, 12))) for _ in range(count)]
+    rng, parts = random.Random(0), [*ODD, *names]
+    return ["".join(rng.choices(parts, k=rng.randrange(1, 12))) for _ in range(400)]
 
 
 def in_groups(ids, rng):
@@ -50,11 +48,11 @@ def in_groups(ids, rng):
         ids = ids[size:]
 
 
-def assert_agree(ours, theirs, texts, given=str):
-    """Ids and texts back are those of transformers, which ``given(text)`` is handed."""
+def assert_agree(ours, theirs, texts):
+    """Ids and texts back are those of transformers."""
     for text in texts:
         ids = ours.encode(text)
-        assert ids == theirs(given(text)).input_ids, text
+        assert ids == theirs(text).input_ids, text
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
 
 
@@ -86,35 +84,6 @@ def save_trained(folder, like="llama-3", more=()):
         model.post_processor = tokenizers.processors.TemplateProcessing(**begin)
     model.add_tokens(list(more))
     model.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def save_byte_fallback(folder):
-    """A tokenizer.json of Llama 2's kind, in which a run of bytes is decoded at once."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "日"]
-    vocab = {piece: number for number, piece in enumerate(pieces)}
-    bpe = tokenizers.models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True)
-    model = tokenizers.Tokenizer(bpe)
-    spaces = [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
-    model.normalizer = tokenizers.normalizers.Sequence(spaces)
-    replace, strip = tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.Strip(" ", 1, 0)
-    fallback, fuse = tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()
-    model.decoder = tokenizers.decoders.Sequence([replace, fallback, fuse, strip])
-    model.add_special_tokens(["<unk>", "<s>", "</s>"])
-    model.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def save_both(folder, changes, published):
-    """A Llama's folder with tokenizer.json as well, if ``published`` in the form of Llama 2's."""
-    AutoTokenizer.from_pretrained(sentencepiece_folder(folder, changes)).save_pretrained(folder)
-    if published:
-        content = json.loads((folder / "tokenizer.json").read_text())
-        replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-        normalizers = [{"type": "Prepend", "prepend": "▁"}, replace]
-        content["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
-        content["pre_tokenizer"] = None
-        (folder / "tokenizer.json").write_text(json.dumps(content))
     return folder
 
 
