@@ -29,16 +29,6 @@ SHARED = ROOT.parent / "shared/data"  # more to compare with, if it is there
 SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=4, head_dim=8)
 HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
 TINY = LlamaConfig(**SIZES, **HEADS, max_position_embeddings=128)
-# config.json of Llama 2 7B, as it is on the hub.
-LLAMA_2 = {
-    **{"_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"]},
-    **{"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096},
-    **{"initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 4096},
-    **{"model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32},
-    **{"num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05},
-    **{"rope_scaling": None, "tie_word_embeddings": False, "torch_dtype": "float16"},
-    **{"transformers_version": "4.31.0.dev0", "use_cache": True, "vocab_size": 32000},
-}
 
 
 def random_llama(seed, scale=0.3, device=None, **changes):
@@ -236,26 +226,6 @@ def claim_devices(monkeypatch, *names):
 
     monkeypatch.setattr(torch, "zeros", zeros)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda:0" in names)
-
-
-def random_parents(rng, size):
-    """Parents of a random tree of a root and ``size`` nodes numbered level by level."""
-    parents, level, below = [-1], [0], []
-    while len(parents) < size + 1:
-        wanted = min(size + 1 - len(parents), rng.randrange(1, 7))
-        below = list(range(len(parents), len(parents) + wanted))
-        parents += sorted(rng.choice(level) for _ in below)
-        level = below
-    return parents
-
-
-def path_of(parents, node):
-    """Nodes below the root, which is node 0, down to ``node``, by climbing."""
-    path = []
-    while node > 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
 
 
 def ancestors_of(parents):

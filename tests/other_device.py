@@ -7,11 +7,11 @@ much memory there is, and whether ``torch.inference_mode`` is used rightly: wrap
 go with it.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from s2d.draft import Exit
@@ -25,6 +25,7 @@ WAITS = {  # operations whose result is a number for Python
     "aten.nonzero.default",
     "aten.equal.default",
 }
+COPIES = {"aten._to_copy.default": 0, "aten.copy_.default": 1}  # which argument is copied
 waits = [0]
 
 
@@ -64,13 +65,6 @@ def raw(x: Any) -> Any:
     return x.raw if isinstance(x, Pretend) else x
 
 
-def change_each(x: Any, change: Callable[[Any], Any]) -> Any:
-    """``x``, changed, or what is in it, if it is a list or tuple: faster than PyTorch's pytree."""
-    if isinstance(x, list | tuple):
-        return type(x)([change_each(each, change) for each in x])
-    return change(x)
-
-
 def run(operation: Any, arguments: Any, options: dict[str, Any]) -> Any:
     """Compute an operation on the CPU, if all of its tensors are on one device."""
     name = str(operation)
@@ -81,21 +75,16 @@ def run(operation: Any, arguments: Any, options: dict[str, Any]) -> Any:
             tensors.append(x)
         return raw(x)
 
-    plain = change_each(tuple(arguments), unwrapped)
-    plain_options = {key: change_each(x, unwrapped) for key, x in options.items()}
+    plain, plain_options = tree_map(unwrapped, (tuple(arguments), options))
     asked = options.get("device")
     here = asked is None or torch.device(asked).type == NAME
     if name in WAITS:
         waits[0] += 1
-    if name in ("aten._to_copy.default", "aten.copy_.default"):
-        is_cast = name == "aten._to_copy.default"  # of the first argument, else a copy into it
-        source = arguments[0] if is_cast else arguments[1]
-        target_here = isinstance(source if is_cast else arguments[0], Pretend)
-        if asked is not None:
-            target_here = here
-        no_wait = options.get("non_blocking") or (not is_cast and arguments[2:] == (True,))
-        if isinstance(source, Pretend) != target_here:
-            waits[0] += not (target_here and no_wait)
+    if name in COPIES:
+        source_here = isinstance(arguments[COPIES[name]], Pretend)
+        target_here = isinstance(arguments[0], Pretend) if asked is None else here
+        no_wait = target_here and (options.get("non_blocking") or arguments[2:] == (True,))
+        waits[0] += source_here != target_here and not no_wait
     else:
         on_cpu = [x for x in tensors if not isinstance(x, Pretend) and x.dim() > 0]
         if on_cpu and any(isinstance(x, Pretend) for x in tensors):
@@ -113,7 +102,7 @@ def run(operation: Any, arguments: Any, options: dict[str, Any]) -> Any:
             return x
         return given.get(id(x), Pretend(x) if wraps else x)
 
-    return change_each(result, wrapped)
+    return tree_map(wrapped, result)
 
 
 def empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):

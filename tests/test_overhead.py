@@ -11,8 +11,8 @@ from s2d.ngram.datastore import Datastore
 PROMPT = "What do people in Tadastan eat, and where is it?"
 
 
-def measure(count):
-    """The share of all but the target's forward passes in the time of a step, in so many runs.
+def test_all_but_the_forwards_takes_less_than_15_percent_of_a_step():
+    """The median of five runs: a busy machine slows all parts alike.
 
     Exit 0 drafts trees of 16 nodes from a datastore that is the target's own text.
     """
@@ -23,15 +23,10 @@ def measure(count):
     target.register_forward_hook(lambda *_: forwards.append(time.perf_counter()))
     options = dict(exits=[0], datastore=Datastore(text, end=[]), tree=(4, 1, 1, 1), stop=0.0)
     options |= dict(max_new_tokens=len(text) - len(prompt))
-    runs = []
-    for _ in range(count):
+    shares = []
+    for _ in range(5):
         forwards.clear()
         stats = generate(target, prompt, method="mcsd", **options).stats
         assert set(stats.accept_lengths[:-1]) == {5}  # all that is drafted, and the bonus token
-        runs.append(1.0 - sum(forwards) / stats.seconds)
-    return runs
-
-
-def test_all_but_the_forwards_takes_less_than_15_percent_of_a_step():
-    """The median of five runs: a busy machine slows all parts alike."""
-    assert statistics.median(measure(5)) < 0.15
+        shares.append(1.0 - sum(forwards) / stats.seconds)
+    assert statistics.median(shares) < 0.15

@@ -1,4 +1,4 @@
-"""Every program on a folder as a user brings it: of Llama 3's form, and as small as can be.
+"""Programs on a folder as a user brings it: of Llama 3's form, and as small as can be.
 
 Its embedding is tied, its rope Llama 3's, the chat template its own. It has two EOS, and bfloat16
 in two shards.
@@ -9,9 +9,10 @@ import shutil
 
 import pytest
 import torch
-import transformers
 from helpers import WEIGHTS, change_json, program
-from vocabularies import save_trained
+from test_model import SIZES, VARIANTS
+from theirs import random_transformers
+from vocabularies import BRACKETS, save_trained
 
 import run
 from s2d import load_model
@@ -20,15 +21,6 @@ from s2d.bench import peers
 from s2d.options import METHODS
 from s2d.train import __main__ as train
 
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}<|start|>{{ m.role }}<|/start|>\n\n"
-    "{{ m.content | trim }}<|eot|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant<|/start|>\n\n{% endif %}"
-)
-ROPE = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0)
-ROPE |= dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
-SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, vocab_size=600)
-SIZES |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=768)
 EOS = [1, 4]  # <|end|> and <|eot|>
 
 
@@ -36,19 +28,12 @@ EOS = [1, 4]  # <|end|> and <|eot|>
 def folder(tmp_path_factory):
     """Written by transformers, as most are."""
     folder = tmp_path_factory.mktemp("own") / "base-tiny"
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        **SIZES,
-        tie_word_embeddings=True,
-        rope_parameters=ROPE,
-        bos_token_id=0,
-        eos_token_id=EOS,
-        initializer_range=0.2,
-    )
-    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    config = SIZES | VARIANTS["llama3-rope"] | dict(vocab_size=600, tie_word_embeddings=True)
+    config |= dict(bos_token_id=0, eos_token_id=EOS)
+    model = random_transformers(**config).to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="60KB")
     save_trained(folder)
-    names = dict(bos_token="<|begin|>", eos_token="<|eot|>", chat_template=TEMPLATE)
+    names = dict(bos_token="<|begin|>", eos_token="<|eot|>", chat_template=BRACKETS)
     names["tokenizer_class"] = "PreTrainedTokenizerFast"
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
     return folder
@@ -94,25 +79,16 @@ def test_run_by_every_method(folder, draft, tmp_path, capsys):
     assert len(texts) == 1 and (tmp_path / "page.html").is_file()
 
 
-def test_the_benchmark_with_transformers(folder, draft, capsys):
-    """Whose text is the same, so that it also ends at either EOS."""
-    question = folder.with_name("question.jsonl")
-    question.write_text('{"question_id": 1, "category": "qa", "turns": ["Hi", "Why?"]}')
-    small = "--limit 1 --rounds 1 --max-new-tokens 4 --temperature 0,1 --methods s2d".split()
-    words = ["--targets", folder, "--draft", draft, "--dtype", "float64", "--hf", "--check"]
-    assert program(bench.main, *small, *words, "--questions", question) == 0
-    assert "transformers assisted" in capsys.readouterr().out
-    target = load_model(folder, dtype="float64")
-    assert peers.as_transformers(target).generation_config.eos_token_id == EOS
+def test_the_comparison_with_transformers(folder, draft, capsys):
+    """Whose text is the same, also where it ends at either EOS."""
+    words = ["--max-new-tokens", 6, "--draft", draft]
+    assert program(bench.main, "hf", "--target", folder, *words) == 0
+    assert "FAULT" not in capsys.readouterr().out
+    theirs = peers.as_transformers(load_model(folder, dtype="float64"))
+    assert theirs.generation_config.eos_token_id == EOS
 
 
 def test_exits_of_layers_that_are_not_read_are_no_exits():
     whole = load_model(WEIGHTS / "mini-draft").config.drafting
     assert load_model(WEIGHTS / "mini-draft", layers=3).config.drafting == whole
     assert load_model(WEIGHTS / "mini-draft", layers=2).config.drafting is None
-
-
-def test_the_comparison_with_transformers(folder, draft, capsys):
-    for words in (["--draft", draft], []):
-        assert program(bench.main, "hf", "--target", folder, "--max-new-tokens", 6, *words) == 0
-    assert "FAULT" not in capsys.readouterr().out

@@ -10,12 +10,9 @@ from s2d.tree import GrowingShape
 OPTIONS = dict(eos_token_ids=(), scale=0.12, num_hidden_layers=2)
 
 
-def log_probs(model, tokens):
-    return model(torch.tensor([tokens], device=model.device))[0, -1].log_softmax(-1)
-
-
 def best(model, tokens, count):
-    return log_probs(model, tokens).topk(count).indices.tolist()
+    logits = model(torch.tensor([tokens], device=model.device))[0, -1]
+    return logits.topk(count).indices.tolist()
 
 
 def slow_chains(target, draft, prompt, widths, count):
@@ -63,10 +60,9 @@ def test_chains_below_roots_as_published(widths):
 def test_roots_keep_to_top_p_and_top_k(rule, kept):
     """Where they leave fewer tokens than there are roots, none from outside may be emitted."""
     target, draft = random_llama(1, eos_token_ids=()), random_llama(2)
-    options = dict(tree=(4, 1, 1), init="target", rule=rule, temperature=1.0, **kept)
-    options["max_new_tokens"] = 20
+    options = dict(tree=(4, 1, 1), init="target", rule=rule, temperature=1.0, max_new_tokens=20)
     for seed in range(5):
-        output = generate(target, [3, 1, 4], draft, "mcsd", seed=seed, **options)
+        output = generate(target, [3, 1, 4], draft, "mcsd", seed=seed, **options, **kept)
         tokens = torch.tensor([3, 1, 4] + output.tokens, device=target.device)
         probs = torch.softmax(target(tokens[None])[0, 2:-1], dim=-1)  # (20, V)
         each = probs.gather(1, tokens[3:, None])

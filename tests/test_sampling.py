@@ -26,18 +26,15 @@ def test_warp_keeps_what_transformers_keeps(ties):
     assert (several > 0) == ties
 
 
-def test_candidates_come_in_the_order_of_their_draws():
-    """20,000 ordered pairs against q(x) q(y) / (1 - q(x)), within 6 deviations; seeds repeat."""
-    q, runs = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64), 20000
-    pairs = Draws(3).candidates(q.expand(runs, 4), 2)
-    expected = (q[:, None] * q / (1 - q[:, None])).fill_diagonal_(0)
-    counts = (4 * pairs[:, 0] + pairs[:, 1]).bincount(minlength=16).view(4, 4)
-    assert ((counts - runs * expected).abs() <= 6 * (runs * expected * (1 - expected)).sqrt()).all()
-    assert torch.equal(pairs, Draws(3).candidates(q.expand(runs, 4), 2))
-    assert not torch.equal(pairs, Draws(4).candidates(q.expand(runs, 4), 2))
+def test_draws_are_as_frequent_as_they_are_probable():
+    """Within 6 standard deviations. That candidates follow is enumerated in ``test_rules``."""
+    probs, runs = torch.tensor([0.5, 0.3, 0.15, 0.05]), 20000
     draws = Draws(3)
-    heads = sum(draws.flip(0.5) for _ in range(runs))
-    assert abs(heads - runs / 2) < 6 * (runs / 4) ** 0.5
+    counts = draws.draw(probs.expand(runs, 4)).bincount(minlength=4)
+    deviations = (runs * probs * (1 - probs)).sqrt()
+    assert ((counts - runs * probs).abs() < 6 * deviations).all()
+    heads = sum(draws.flip(0.3) for _ in range(runs))
+    assert abs(heads - runs * 0.3) < 6 * deviations[1]
 
 
 def test_a_draw_reaches_rare_tokens_and_none_of_probability_0(monkeypatch):

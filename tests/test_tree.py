@@ -5,27 +5,12 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import ancestors_of, path_of, random_llama, random_parents, random_tokens
+from helpers import ancestors_of, random_llama, random_tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from s2d import decoder, draft, generate
 from s2d.mask import positions_and_mask
 from s2d.tree import GrowingShape, Tree
-
-
-def test_the_picture_of_the_numbering():
-    """The tree at the top of tree.py, as a growing shape makes it."""
-    tree = Tree([1, 1], GrowingShape(top_k=2, depth=4, size=7), max_depth=3)
-    tree.add_level([[10, 11]], [[0.6, 0.4]], exit_layer=1)
-    tree.add_level([[12, 13], [14]], [[0.3, 0.1], [0.9]], exit_layer=2)
-    tree.add_level([[15], [16]], [[0.4], [0.2]], exit_layer=2)
-    tree.prune()
-    assert tree.tokens == [1, 10, 11, 12, 13, 14, 15, 16]
-    assert tree.parents == [-1, 0, 0, 1, 1, 2, 3, 5] and tree.depths == [0, 1, 1, 2, 2, 2, 3, 3]
-    assert tree.expanded == [0, 1, 2, 3, 5]
-    assert (tree.ancestors == ancestors_of(tree.parents)).all()
-    assert tree.path(7) == [11, 14, 16] and tree.children(1) == [3, 4] and tree.path(0) == []
-    assert tree.next_positions([0, 2, 5]) == [2, 3, 4]
 
 
 def test_no_child_is_sent_without_its_parent():
@@ -51,14 +36,17 @@ def test_every_part_of_context_and_tree_against_cache_free_passes(seed):
     """From every position on, after a cache of what is before it; chains as well as trees."""
     rng, model = random.Random(seed), random_llama(seed, num_key_value_heads=(1, 2, 4)[seed % 3])
     context, size = random_tokens(seed, rng.randrange(1, 7)), rng.randrange(10)
-    parents = list(range(-1, size)) if seed % 4 == 0 else random_parents(rng, size)
+    parents = list(range(-1, size))
+    if seed % 4:  # sorted, so that nodes are numbered level by level
+        parents[1:] = sorted(rng.randrange(node) for node in range(1, size + 1))
     ancestors = ancestors_of(parents)
+    paths = [row.nonzero()[0].tolist()[1:] for row in ancestors]
     nodes = [rng.randrange(4) for _ in parents]  # few, so that siblings are often equal
     n, end = len(context), len(context) + size
     new = partial(torch.tensor, device=model.device)
     tokens = new([context + nodes[1:]])
     texts = [context[: i + 1] for i in range(n)]
-    texts += [context + [nodes[i] for i in path_of(parents, node)] for node in range(1, size + 1)]
+    texts += [context + [nodes[i] for i in path] for path in paths[1:]]
     expected = torch.stack([model(new([text]))[0, -1] for text in texts])
     for start in range(end):
         cache = model.new_cache(end + 1)
@@ -71,7 +59,7 @@ def test_every_part_of_context_and_tree_against_cache_free_passes(seed):
             logits = model(tokens[:, first:last], positions=positions, mask=mask, cache=cache)[0]
             assert (logits - expected[first:last]).abs().max() < 1e-10
         # Roll back to the context and an accepted path, and read one token more.
-        path = path_of(parents, rng.randrange(size + 1))
+        path = rng.choice(paths)
         cache.keep(n, [n - 1 + node for node in path])
         text = [*context, *(nodes[i] for i in path), 7]
         row = model(new([[7]]), cache=cache)[0, 0]
