@@ -15,7 +15,7 @@ def parse(arguments: list[str] | None = None) -> Namespace:
         prog="run.py",
         usage="python run.py --target MODEL [options]",
         description="Generate text with Sorted Speculative Decoding. (Defaults are in brackets.)",
-        epilog='Example: python run.py --target 13b --prompt "Tell me a story." --seed 1',
+        epilog='Example: python run.py --target 13b --prompt "Tell me a story." --temperature 1',
     )
     parser.add_argument("--version", action="version", version=f"s2d {__version__}")
 
@@ -79,8 +79,10 @@ def refuse_useless(args: Namespace, parser: Parser) -> None:
         parser.error("--trace and --compare are for a single prompt")
     if args.json and (args.interactive or args.compare):
         parser.error("--json goes neither with --interactive nor with --compare")
-    drafting = args.draft, args.exits, args.thresholds, args.draft_length, args.tree, args.stop
-    if args.method == "ar" and (any(drafting) or args.compare):
+    drafting = [args.draft, args.exits, args.thresholds, args.draft_length, args.tree, args.stop]
+    drafting += [args.rule, args.init, args.decision, args.datastore]
+    drafts = args.paper or args.compare or any(each is not None for each in drafting)
+    if args.method == "ar" and drafts:
         parser.error("--method ar does not draft, and is the target alone")
 
 
@@ -129,14 +131,20 @@ def run(arguments: list[str] | None) -> int:
 
 
 def read_lines(args: Namespace) -> list[tuple[int, str]]:
-    """The lines of --prompts that are not blank, or the --examples, each with its number."""
+    """The lines of --prompts that are not blank, or the --examples, each with its number.
+
+    Raises ValueError if there is none.
+    """
     if args.prompts:
         lines = from_rank_0(lambda: read_text(args.prompts).split("\n"))
     elif miniature_note(args.target):
         lines = MINIATURE_PROMPTS
     else:
         raise ValueError("--examples are for the miniatures, such as --target 13b")
-    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    found = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not found:
+        raise ValueError(f"{args.prompts} has no line to answer")
+    return found
 
 
 def load(args: Namespace) -> Pair:

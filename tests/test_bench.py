@@ -187,6 +187,7 @@ def test_what_cannot_be_measured_is_refused_before_models_are_loaded(family, cap
         (["--methods", "s2d:decision=nowhere"], "no decision model at nowhere"),
         (["--methods", "s2d:speed=9"], "method s2d:speed=9: unrecognized arguments: --speed=9"),
         (["--temperature", "1,-1"], "temperature: expected a number"),
+        (["--plot", "bars"], "--plot writes .svg, .png or .pdf, and not bars"),
     ):
         refuses(bench.main, capsys, message, *common, *line)
 

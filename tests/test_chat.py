@@ -16,7 +16,8 @@ MARKED = """{{ bos_token }}{%- for message in messages %}
     {%- if message['content'] == 'skip me' %}{% continue %}{% endif %}
     {{- '<|start|>' + message['role'] + '\n' }}
     {% if message['role'] == 'assistant' %}
-{{ message['content'] }}<|eot|>
+{%- generation -%}{{ message['content'] }}<|eot|>
+    {%- endgeneration %}
     {% else %}
 {{ message['content'] + '<|eot|>' }}
     {% endif %}

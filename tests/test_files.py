@@ -26,6 +26,7 @@ def test_a_folder_appears_whole_and_is_never_replaced(tmp_path):
     for taken in ("new/m", "plain"):
         message = "is there already; remove it or name another"
         raises_line(refuse_existing, ValueError, message, tmp_path / taken)
+    raises_line(refuse_existing, OSError, "is no folder that can be", tmp_path / "plain/a/b")
 
 
 def test_a_file_is_replaced_in_one_piece(tmp_path):

@@ -135,8 +135,13 @@ def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, ca
     assert chosen(target, "--exits", "2") == (draft, None, False)
     assert chosen(target, "--method", "ar") == (None, None, False)
     assert chosen(target, "--draft", "13b")[0].samefile(WEIGHTS / "mini-13b")
-    store.write_text("no datastore")
+    given = store.rename(tmp_path / "given")
+    assert chosen(target, "--datastore", given) == (None, given, True)
+    assert chosen(target, "--datastore", given, "--exits", "0,2") == (draft, given, False)
     error_of(capsys)
+    unread = "--target", target, "--datastore", given, "--exits", 2
+    refuses(run.main, capsys, "a datastore is what exit 0 reads", *unread)
+    store.write_text("no datastore")
     refuses(run.main, capsys, store.name, "--target", target)
     store.unlink()
     shutil.rmtree(draft)
@@ -250,11 +255,13 @@ MISTAKES = {
     "--raw --system x": "need a chat template",
     "--template-option thinking": "expected NAME=VALUE, got 'thinking'",
     "--prompts /nonexistent": "No such file or directory: '/nonexistent'",
+    "--prompts /dev/null": "/dev/null has no line to answer",
     "--batch 2": "--batch does nothing without --prompts",
     "--prompt a --prompt b": "--prompt is given twice",
     "--prompts /dev/null --compare": "--trace and --compare are for a single prompt",
     "--compare --json": "--json goes neither with",
-    "--method ar --exits 2": "--method ar does not draft",
+    "--method ar --stop 0": "--method ar does not draft",
+    "--method ar --paper": "--method ar does not draft",
     "--stop END": "got 'END'; a text that ends an answer is --stop-at",
 }
 

@@ -60,7 +60,7 @@ def test_greedy_tokens_equal_transformers(folder, tokenizer):
 def test_run_drafts_from_the_shipped_datastore_and_says_what_it_gained(folder, capsys):
     assert run.main(["--target", NAME, "--max-new-tokens", "16"]) == 0
     out, error = capsys.readouterr()
-    assert f"draft {WEIGHTS / NAME}-datastore.safetensors" in error
+    assert f"the text and of {WEIGHTS / NAME}-datastore.safetensors" in error
     assert "exits          exit 0: asked" in error
     assert "sky" in out and "s2d-tree, lossless" in error
     assert "times as fast as the target alone" in error

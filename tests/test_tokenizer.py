@@ -240,8 +240,8 @@ def test_qwens_class_has_steps_of_its_own(tmp_path, kind, name):
     tokens[-1]["rstrip"] = True  # the class does not take this over
     change_json(tmp_path / "tokenizer.json", added_tokens=tokens)
     shutil.copy(WEIGHTS / "mini-7b/config.json", tmp_path)
-    change_json(tmp_path / "config.json", model_type=kind, architectures=None)
-    ours, theirs = with_config(tmp_path, tokenizer_class=name, unk_token="<|endoftext|>")
+    change_json(tmp_path / "config.json", model_type=kind, architectures=None, tokenizer_class=name)
+    ours, theirs = with_config(tmp_path, tokenizer_class=None, unk_token="<|endoftext|>")
     assert_agree(ours, theirs, [*TEXTS, *SAID, *odd_texts(["<|endoftext|>", "<|eot|>"])])
 
 

@@ -177,21 +177,25 @@ def equals_transformers(folder):
     return model
 
 
-@pytest.mark.parametrize("stored", ["both", "embedding"])
+@pytest.mark.parametrize("stored", ["both", "embedding", "head"])
 def test_a_tied_model(folder, tmp_path, stored):
     """Two different tensors, as of merged adapters, are refused."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     head = tensors.pop("lm_head.weight")
-    if stored == "both":
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    save_file(tensors, file, {"format": "pt"})
+    shared = tensors.pop("model.embed_tokens.weight")
+    written = dict(tensors)
+    if stored != "embedding":
+        written["lm_head.weight"] = shared
+    if stored != "head":
+        written["model.embed_tokens.weight"] = shared.clone()
+    save_file(written, file, {"format": "pt"})
     change_json(folder / "config.json", tie_word_embeddings=True)
     model = equals_transformers(folder)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     save_model(model, tmp_path / "saved", dtype=torch.float64)
     equals_transformers(tmp_path / "saved")
-    save_file(tensors | {"lm_head.weight": head}, file)
+    save_file(tensors | {"lm_head.weight": head, "model.embed_tokens.weight": shared}, file)
     refused(ValueError, "ties the LM head to the embedding, but they differ", folder)
 
 

@@ -31,6 +31,8 @@ def measure_speed(args: Namespace) -> int:
     """
     if args.plot:
         import_module("matplotlib")  # a missing one shows now
+        if args.plot.suffix not in (".svg", ".png", ".pdf"):
+            raise ValueError(f"--plot writes .svg, .png or .pdf, and not {args.plot}")
     if args.hf:
         import_module("transformers")
     for output in filter(None, (args.out, args.plot)):

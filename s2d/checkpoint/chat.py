@@ -5,6 +5,7 @@ is neither, as plain text.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import cache, partial
@@ -136,6 +137,9 @@ def compile_template(source: str) -> tuple[Any, set[str]]:
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    # transformers' own tags around what an assistant says, which mark it for training.
+    source = re.sub(r"(\{%[-+]?\s*)generation\b", r"\1if true", source)
+    source = re.sub(r"(\{%[-+]?\s*)endgeneration\b", r"\1endif", source)
     template = environment.from_string(source)
     return template, find_undeclared_variables(environment.parse(source))
 

@@ -33,9 +33,17 @@ def read_json(path: Path, missing: Any = None) -> Any:
 
 
 def refuse_existing(path: Path | str) -> Path:
-    """``path``, an output that is not there yet. Programs ask for it before a long run."""
+    """``path``, an output that can be written. Programs ask for it before a long run.
+
+    Raises ValueError if it is there already, and OSError if its folder cannot be written to.
+    """
     if os.path.lexists(path):
         raise ValueError(f"{path} is there already; remove it or name another")
+    folder = Path(path).absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise OSError(f"{path} cannot be written: {folder} is no folder that can be written to")
     return Path(path)
 
 

@@ -91,6 +91,9 @@ def load_model(
         setattr(model.get_submodule(module), leaf, nn.Parameter(tensor, requires_grad=False))
         missing.discard(name)
     if config.tie_word_embeddings:
+        if EMBEDDING in missing and HEAD not in missing:  # a file may have either of the two
+            model.model.embed_tokens.weight = model.lm_head.weight
+            missing.remove(EMBEDDING)
         embedding = model.model.embed_tokens.weight
         if not missing & {HEAD, EMBEDDING} and not torch.equal(model.lm_head.weight, embedding):
             raise ValueError(

@@ -74,20 +74,25 @@ def miniature_note(name: str) -> str:
 
 
 def find_draft(
-    target: Path | str, draft: Path | str | None = None, exits: Sequence[int] | None = None
+    target: Path | str,
+    draft: Path | str | None = None,
+    exits: Sequence[int] | None = None,
+    datastore: Path | None = None,
 ) -> FoundDraft:
     """What drafts for the target in a folder, by the rule in s2d/cli/README.md.
 
-    ``draft`` and ``exits`` are what was asked for, if anything: a model as ``find_target`` knows
-    it, and numbers of layers. What was not asked for is used if it is next to the target; a draft
-    also has to fit. Raises ValueError or FileNotFoundError for what cannot be read.
+    ``draft``, ``exits`` and ``datastore`` are what was asked for, if anything: a model as
+    ``find_target`` knows it, numbers of layers, a file. What was not asked for is used if it is
+    next to the target; a draft also has to fit. Raises ValueError or FileNotFoundError for what
+    cannot be read.
     """
     table_asked = exits is not None and 0 in exits
     nothing_asked = draft is None and exits is None
-    datastore = find_datastore(target) if table_asked or nothing_asked else None
+    if datastore is None and (table_asked or nothing_asked):
+        datastore = find_datastore(target)
     table = "exit 0, the n-grams of the text"
     if datastore is not None:
-        table = f"{datastore}, found next to the target"
+        table += f" and of {datastore}"
     if (table_asked and len(exits) == 1) or (nothing_asked and datastore is not None):
         return FoundDraft(None, datastore, table)
     if draft is not None:

@@ -60,12 +60,11 @@ def choose_pair(
     config = read_config(folder)
     found = FoundDraft(draft=None, datastore=None, words="none")
     if options.method != "ar":
-        found = find_draft(folder, draft, options.exits)
-    datastore = options.datastore or found.datastore
-    if isinstance(datastore, Path):
+        found = find_draft(folder, draft, options.exits, options.datastore)
+    if isinstance(found.datastore, Path):
         from ..ngram.datastore import load_datastore
 
-        options = replace(options, datastore=load_datastore(datastore, config))
+        options = replace(options, datastore=load_datastore(found.datastore, config))
     if isinstance(options.decision, Path):
         from ..mcsd.decision import load_decision
 
@@ -80,6 +79,8 @@ def choose_pair(
         if not found.draft.samefile(folder):
             tell_other_tokenizer(found.draft, tokenizer)
     options = options.filled(draft_config)
+    if options.datastore is not None and 0 not in options.exits:
+        raise ValueError("a datastore is what exit 0 reads, which is not among the exits")
     for each in options.exits:
         if isinstance(each, int) and not 0 <= each <= layers:
             raise ValueError(f"exits of {layers} draft layers, got {each}")

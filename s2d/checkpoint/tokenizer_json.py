@@ -67,8 +67,10 @@ class JsonModel:
 
 def class_name(folder: Path, config: Settings, content: Settings) -> str:
     """The class of transformers 5 for a folder, without "Fast"; ValueError: it is not known."""
-    name = str(config.get("tokenizer_class")).removesuffix("Fast")
-    kind = read_json(folder / "config.json", missing={}).get("model_type")
+    of_model = read_json(folder / "config.json", missing={})
+    name = str(config.get("tokenizer_class") or of_model.get("tokenizer_class"))
+    name = name.removesuffix("Fast")
+    kind = of_model.get("model_type")
     if kind == "qwen2" or (kind == "qwen3" and name == "None"):
         return "Qwen2Tokenizer"
     steps = json.dumps([content.get("pre_tokenizer"), content.get("decoder")])

@@ -154,7 +154,7 @@ def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -
     options = vars(generation.options) | {
         "tree": asdict(generation.options.shape),
         "decision": args.decision,
-        "datastore": args.datastore or pair.found.datastore,
+        "datastore": pair.found.datastore,
         "stop_at": args.stop_strings,
         "system": args.system,
         "template_options": dict(args.template_option),
