@@ -209,7 +209,7 @@ def answer_prompt(args: Namespace, pair: Pair, colors: dict[int, Color]) -> None
         return
     legend = streamed.colors if sys.stderr.isatty() else {}
     print(f"\n{report(answer, legend, pair.target.dtype)}", file=sys.stderr)
-    # By itself only for the example, as the comparison decodes the first tokens ten times more.
+    # A comparison takes ten more answers. Without --compare, it is made for the example only.
     if args.compare or (args.prompt is None and args.method != "ar"):
         print(compare_speed(pair, prompt, answer), file=sys.stderr)
 

@@ -87,8 +87,9 @@ class Decoder:
     def draft(self) -> Tree:
         """A tree of tokens that may follow the context."""
         n = len(self.context)
-        # One position is for the bonus token. A long prompt is first read without a draft.
-        max_depth = 0 if n - self.cache.length > MAX_UNREAD else self.limit - n - 1
+        max_depth = self.limit - n - 1  # one position is for the bonus token
+        if n - self.cache.length > MAX_UNREAD:
+            max_depth = 0  # a long prompt is first read without a draft
         return self.drafter.grow(self.drafter.new_tree(self.context, max_depth), self.rule)
 
     def run_target(self, tree: Tree) -> Tensor:

@@ -48,10 +48,14 @@ class LayerExit:
 
     The entries of a cache are the context first, then the expanded nodes after the root. What an
     exit has read is always a prefix of what the previous exit has read. An example is the picture
-    in tree.py, after a context of 6 tokens: they are the entries 0 to 5, and the expanded nodes 1,
-    2, 3 and 5 are the entries 6 to 9. Exit 2 has read all ten entries, and exit 3 the first 7. Now
-    the target accepts the nodes 1 and 3. Exit 2 keeps their entries, 6 and 8. Exit 3 keeps entry 6,
-    and reads node 3 later, as context.
+    in tree.py, after a context of 6 tokens:
+
+        entry    0 1 2 3 4 5   6       7       8       9
+        what it is  context    node 1  node 2  node 3  node 5
+
+    Exit 2 has read all ten entries, and exit 3 the first 7. Now the target accepts the nodes 1 and
+    3. Exit 2 keeps their entries, 6 and 8. Exit 3 keeps entry 6, and reads node 3 later, as
+    context.
     """
 
     def __init__(
@@ -71,10 +75,10 @@ class LayerExit:
         context = tree.context
         while len(context) - self.cache.length > MAX_UNREAD:  # a long prompt is read in parts
             part = context[: self.cache.length + MAX_UNREAD]
-            self.read(part, ancestors=np.ones((1, 1), dtype=bool))
+            self.read(part, len(part), ancestors=np.ones((1, 1), dtype=bool))
         nodes = tree.expanded  # the root, and those after the context
         tokens = context + [tree.tokens[node] for node in nodes[1:]]
-        self.read(tokens, tree.ancestors[nodes][:, nodes])
+        self.read(tokens, len(context), tree.ancestors[nodes][:, nodes])
         end = self.cache.length  # the nodes of the frontier were read last
         hidden = self.hidden[0, end - len(tree.frontier) : end]  # (R, hidden)
         # At temperature 1, so that thresholds mean the same at any temperature.
@@ -82,7 +86,7 @@ class LayerExit:
         # If the exit is sure about one node, that is enough for all. So it is in the authors' code.
         return Prediction(probs, probs.max().item(), hidden)
 
-    def read(self, tokens: list[int], ancestors: np.ndarray) -> None:
+    def read(self, tokens: list[int], context_length: int, ancestors: np.ndarray) -> None:
         """Run the segment on those of the ``tokens`` that it has not read.
 
         They are of the context and of M expanded nodes after it. ``ancestors`` (M+1, M+1) is of
@@ -94,7 +98,6 @@ class LayerExit:
             hidden = self.model.embed(to_device([tokens[start:]], self.model.device))
         else:
             hidden = self.previous.hidden[:, start:end]
-        context_length = end - len(ancestors) + 1
         positions, mask = positions_and_mask(
             start, context_length, ancestors, self.model.device, self.model.dtype
         )
@@ -135,11 +138,13 @@ class SortedDraft:
         self.thresholds = thresholds
         self.shape = shape
         self.stop = stop
+        # Without exits, the target is alone.
         self.max_positions = min((each.max_positions for each in exits), default=math.inf)
 
     def new_tree(self, context: list[int], max_depth: int) -> Tree:
         """A tree of the root alone, which may grow down to ``max_depth``."""
-        # The draft may have fewer positions than the target. It never reads the last level.
+        # The draft may have fewer positions than the target. To draft level d, it reads a text of
+        # n + d - 1 tokens.
         readable = self.max_positions - len(context) + 1
         return Tree(context, self.shape, min(max_depth, readable), self.stop)
 

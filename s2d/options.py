@@ -53,9 +53,9 @@ MAX_NODES = 1024  # of a tree: a mask takes this number squared
 MCSD_TREE = (4, 2, 2, 1)  # the k-config of arXiv 2401.06706
 THRESHOLD = 0.5  # of an exit without a threshold in config.json: the published one
 # Exit 0 before exits with layers, which know more: tuned on miniatures (end of bench/README.md).
-TABLE_THRESHOLD = 0.9
+NGRAM_THRESHOLD = 0.9
 # Exit 0 alone: tuned on SmolLM2-135M with its datastore (end of bench/README.md).
-TABLE_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(3, 5, 5))
+NGRAM_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(3, 5, 5))
 # The numbers that an option may be: of which kind, from and up to what, and how a message says it.
 RANGES = {
     "max_new_tokens": (Integral, 1, inf, "a whole number from 1"),
@@ -85,7 +85,7 @@ def default_drafting(config: LlamaConfig | None) -> Drafting:
     A model without sorted exits drafts after its last layer.
     """
     if config is None:
-        return TABLE_ALONE
+        return NGRAM_ALONE
     return config.drafting or Drafting(exits=(config.num_hidden_layers,), thresholds=(0.0,))
 
 
@@ -184,10 +184,10 @@ class Options:
         exits = self.exits
         if exits is not None:
             exits = tuple(int(each) if isinstance(each, Integral) else each for each in exits)
-        drafting = TABLE_ALONE if exits == (0,) else default_drafting(config)
+        drafting = NGRAM_ALONE if exits == (0,) else default_drafting(config)
         method = self.method
         if method is None:
-            grows = drafting is TABLE_ALONE and self.draft_length is None
+            grows = drafting is NGRAM_ALONE and self.draft_length is None
             method = "s2d-tree" if grows or self.tree is not None else "s2d"
         if exits is None:
             exits = drafting.exits if method in ("s2d", "s2d-tree") else drafting.exits[-1:]
@@ -210,14 +210,13 @@ class Options:
             return tuple(self.thresholds)
         if exits == drafting.exits:
             return drafting.thresholds
-        known = {0: TABLE_THRESHOLD} | dict(zip(drafting.exits, drafting.thresholds))
+        # Without the draft's last exit, whose threshold is 0: other exits may come after it here.
+        known = {0: NGRAM_THRESHOLD} | dict(zip(drafting.exits[:-1], drafting.thresholds))
         thresholds = []
         for each in exits[:-1]:
             if not isinstance(each, int):
                 raise ValueError(f"no threshold is known for the exit {each!r}: give thresholds")
-            own = known.get(each, THRESHOLD)
-            # The draft's last exit has the threshold 0. Here other exits may come after it.
-            thresholds.append(own if own > 0 else THRESHOLD)
+            thresholds.append(known.get(each, THRESHOLD))
         return (*thresholds, 0.0)  # the last exit always drafts
 
     def choose_shape(self, method: str, drafting: Drafting) -> Shape:
@@ -243,7 +242,7 @@ class Options:
         if self.decision is not None:
             return self.decision.threshold
         is_chain = isinstance(shape, FixedShape) and max(shape.widths) == 1
-        return drafting.stop if is_chain or drafting is TABLE_ALONE else 0.0
+        return drafting.stop if is_chain or drafting is NGRAM_ALONE else 0.0
 
     @property
     def shape(self) -> Shape:

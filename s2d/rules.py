@@ -160,8 +160,8 @@ class TargetDraws(Sampled):
     """The next token is drawn from p alone, and accepted while the tree has it.
 
     ``Rejection`` does not apply to trees that leave improbable nodes out, as their children are
-    chosen and not drawn. EAGLE-2 (Li et al. 2024, arXiv 2406.16858) tries such children one after
-    another, so that child x is accepted with probability p(x) in all. A draw from p does the same.
+    chosen and not drawn. EAGLE-2 (Li et al. 2024, arXiv 2406.16858) tests such children one after
+    another. Its test accepts child x with probability p(x), and so does a draw from p.
     """
 
     def __init__(self, distribution: Callable[[Tensor], Tensor], draws: Draws) -> None:

@@ -69,9 +69,8 @@ class Noise:
 def draft_scores(q: Tensor, e: Tensor) -> Tensor:
     """q / √e: the draft proposes the tokens with the largest, for a target that takes p / e.
 
-    q is only near p. Of these tokens more are accepted than of those with the largest q, and in
-    growing trees more than of those with the largest q / e: that was measured (end of
-    bench/README.md).
+    q is only near p. More of these tokens are accepted than of those with the largest q or q / e.
+    That was measured, and not derived (end of bench/README.md).
     """
     return q / e.sqrt()
 
