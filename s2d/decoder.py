@@ -89,7 +89,7 @@ class Decoder:
         n = len(self.context)
         max_depth = self.limit - n - 1  # one position is for the bonus token
         if n - self.cache.length > MAX_UNREAD:
-            max_depth = 0  # a long prompt is first read without a draft
+            max_depth = 0  # a long prompt is first read alone: with a tree its mask would be large
         return self.drafter.grow(self.drafter.new_tree(self.context, max_depth), self.rule)
 
     def run_target(self, tree: Tree) -> Tensor:

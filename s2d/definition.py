@@ -143,7 +143,7 @@ def show() -> None:
     print(f"{question} (temperature {options.temperature}, seed {options.seed})")
     for proposed, emitted in generate(pair.target, pair.draft, context, limit, options, noise):
         for path, (children, exit_layer, confidence) in proposed.items():
-            words = pair.tokenizer.decode([*path, *children])
+            words = pair.tokenizer.decode([*path, *children]) or "EOS"
             print(f"  exit {exit_layer} is {confidence:.0%} sure, and proposes {words!r}")
         print(f"emitted {pair.tokenizer.decode(emitted) or 'EOS'!r}")
 

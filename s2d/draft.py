@@ -21,6 +21,8 @@ from .rules import Prediction, Rule
 from .sampling import warp
 from .tree import Shape, Tree
 
+ROOT_ALONE = np.ones((1, 1), dtype=bool)  # the ancestor matrix of a tree without drafted nodes
+
 
 @runtime_checkable
 class Exit(Protocol):
@@ -75,8 +77,8 @@ class LayerExit:
         context = tree.context
         while len(context) - self.cache.length > MAX_UNREAD:  # a long prompt is read in parts
             part = context[: self.cache.length + MAX_UNREAD]
-            self.read(part, len(part), ancestors=np.ones((1, 1), dtype=bool))
-        nodes = tree.expanded  # the root, and those after the context
+            self.read(part, len(part), ROOT_ALONE)
+        nodes = tree.expanded  # the root, and those after the context; none is left out yet
         tokens = context + [tree.tokens[node] for node in nodes[1:]]
         self.read(tokens, len(context), tree.ancestors[nodes][:, nodes])
         end = self.cache.length  # the nodes of the frontier were read last

@@ -63,10 +63,10 @@ def positions_and_mask(
     root = context_length - 1  # the entry of node 0
     end = root + len(ancestors)
     is_chain = ancestors[-1].all()  # the last node of a chain attends to all the others
-    reads_all = read == 0  # so that plain causal attention is right
-    reads_one = end - read == 1  # a row that attends to everything
-    if is_chain and (reads_all or reads_one):
-        return None, None
+    if is_chain and read == 0:
+        return None, None  # plain causal attention
+    if is_chain and end - read == 1:
+        return None, None  # one row, which attends to everything
     # Row i is about entry read + i. It attends to the columns 0..read+i: that is right for the
     # context.
     visible = np.tri(end - read, end, k=read, dtype=bool)

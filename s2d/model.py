@@ -27,8 +27,8 @@ class Drafting:
         exits: the numbers of layers after which it may predict (draft.py).
         thresholds: one per exit; a confidence above it is enough.
         length: of a chain.
-        stop: in a chain, and if exit 0 drafts alone, a path whose estimated probability is below
-            it is not continued.
+        stop: a path whose estimated probability is below it is not continued. It is the default of
+            chains, and not of trees.
         tree: top_k, depth and size of a ``tree.GrowingShape``.
     """
 

@@ -222,10 +222,14 @@ class Options:
     def choose_shape(self, method: str, drafting: Drafting) -> Shape:
         """The shape that is asked for, or the method's; ValueError if it is empty or too large."""
         tree = self.tree
-        if tree is None and self.draft_length is None:
-            tree = {"mcsd": MCSD_TREE, "s2d-tree": GrowingShape(*drafting.tree)}.get(method)
-        if tree is None:
-            tree = (1,) * (self.draft_length or drafting.length)
+        if tree is None and self.draft_length is not None:
+            tree = (1,) * self.draft_length
+        elif tree is None and method == "mcsd":
+            tree = MCSD_TREE
+        elif tree is None and method == "s2d-tree":
+            tree = GrowingShape(*drafting.tree)
+        elif tree is None:
+            tree = (1,) * drafting.length
         try:
             shape = tree if is_object(tree, Shape) else FixedShape(tuple(map(index, tree)))
         except TypeError:

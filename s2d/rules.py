@@ -152,6 +152,7 @@ class SharedNoise(Sampled):
         noise = self.noise.at(tree.next_positions(range(len(tree.tokens))))  # (N+1, V)
         choices = (self.distribution(logits) / noise).argmax(dim=-1).tolist()
         accepted, bonus = follow(tree, choices.__getitem__)
+        # The bonus token's own row stays, as it may be asked for once more.
         self.noise.forget(before=len(tree.context) + len(accepted))
         return accepted, bonus
 
@@ -160,8 +161,8 @@ class TargetDraws(Sampled):
     """The next token is drawn from p alone, and accepted while the tree has it.
 
     ``Rejection`` does not apply to trees that leave improbable nodes out, as their children are
-    chosen and not drawn. EAGLE-2 (Li et al. 2024, arXiv 2406.16858) tests such children one after
-    another. Its test accepts child x with probability p(x), and so does a draw from p.
+    chosen and not drawn. So the target draws from p, and child x is accepted with probability p(x),
+    as in EAGLE-2 (Li et al. 2024, arXiv 2406.16858).
     """
 
     def __init__(self, distribution: Callable[[Tensor], Tensor], draws: Draws) -> None:

@@ -69,7 +69,7 @@ def measure(
     slows all alike. In round 0, which does not count, each warms up on the first question.
     """
     records = []
-    every = [(0, 0), *product(range(1, rounds + 1), range(len(questions)))]
+    every = [(0, 0), *product(range(1, rounds + 1), range(len(questions)))] if questions else []
     for number, place in progress(every, f"{title}: turns of all methods", len(every)):
         seed = 1000 * number + place
         question = questions[place]
