@@ -50,6 +50,7 @@ from .tree import FixedShape, GrowingShape, Shape
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 MAX_NODES = 1024  # of a tree: a mask takes this number squared
+MAX_GROWN = 8192  # of a growing tree before it is cut: as many bytes, squared
 MCSD_TREE = (4, 2, 2, 1)  # the k-config of arXiv 2401.06706
 THRESHOLD = 0.5  # of an exit without a threshold in config.json: the published one
 # Exit 0 before exits with layers, which know more: tuned on miniatures (end of bench/README.md).
@@ -184,16 +185,17 @@ class Options:
         exits = self.exits
         if exits is not None:
             exits = tuple(int(each) if isinstance(each, Integral) else each for each in exits)
-        drafting = NGRAM_ALONE if exits == (0,) else default_drafting(config)
+        alone = exits == (0,) or (exits is None and config is None)  # exit 0
+        drafting = NGRAM_ALONE if alone else default_drafting(config)
         method = self.method
         if method is None:
-            grows = drafting is NGRAM_ALONE and self.draft_length is None
-            method = "s2d-tree" if grows or self.tree is not None else "s2d"
+            wants_tree = self.tree is not None or (alone and self.draft_length is None)
+            method = "s2d-tree" if wants_tree else "s2d"
         if exits is None:
             exits = drafting.exits if method in ("s2d", "s2d-tree") else drafting.exits[-1:]
         thresholds = self.choose_thresholds(exits, drafting)
         shape = self.choose_shape(method, drafting)
-        stop = self.choose_stop(shape, drafting)
+        stop = self.choose_stop(shape, drafting, alone)
         chosen = {"method": method, "exits": exits, "thresholds": thresholds, "stop": stop}
         return replace(self, tree=shape, draft_length=None, **chosen)
 
@@ -210,8 +212,9 @@ class Options:
             return tuple(self.thresholds)
         if exits == drafting.exits:
             return drafting.thresholds
-        # Without the draft's last exit, whose threshold is 0: other exits may come after it here.
-        known = {0: NGRAM_THRESHOLD} | dict(zip(drafting.exits[:-1], drafting.thresholds))
+        # A threshold of 0, as of a draft's last exit, would hide exits that are given after it.
+        own = zip(drafting.exits, drafting.thresholds)
+        known = {0: NGRAM_THRESHOLD} | {each: number for each, number in own if number > 0}
         thresholds = []
         for each in exits[:-1]:
             if not isinstance(each, int):
@@ -237,16 +240,18 @@ class Options:
         widths = [shape.width(depth) for depth in range(shape.depth)]
         if not widths or min(widths) < 1 or shape.capacity > MAX_NODES:
             raise ValueError(f"a tree has 1 to {MAX_NODES} nodes, which {tree} has not")
+        if isinstance(shape, GrowingShape) and shape.top_k**2 * shape.depth > MAX_GROWN:
+            raise ValueError(f"a growing tree grows to at most {MAX_GROWN} nodes, unlike {shape}")
         return shape
 
-    def choose_stop(self, shape: Shape, drafting: Drafting) -> float:
+    def choose_stop(self, shape: Shape, drafting: Drafting, alone: bool) -> float:
         """The probability that is asked for, or the decision model's, or the draft's."""
         if self.stop is not None:
             return self.stop
         if self.decision is not None:
             return self.decision.threshold
         is_chain = isinstance(shape, FixedShape) and max(shape.widths) == 1
-        return drafting.stop if is_chain or drafting is NGRAM_ALONE else 0.0
+        return drafting.stop if is_chain or alone else 0.0
 
     @property
     def shape(self) -> Shape:

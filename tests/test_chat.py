@@ -16,8 +16,9 @@ MARKED = """{{ bos_token }}{%- for message in messages %}
     {%- if message['content'] == 'skip me' %}{% continue %}{% endif %}
     {{- '<|start|>' + message['role'] + '\n' }}
     {% if message['role'] == 'assistant' %}
-{%- generation -%}{{ message['content'] }}<|eot|>
-    {%- endgeneration %}
+{% set end = '\n' %}
+{%- generation -%}{% set end = '<|eot|>' %}{{ message['content'] + end }}
+    {%- endgeneration %}{{ end }}
     {% else %}
 {{ message['content'] + '<|eot|>' }}
     {% endif %}

@@ -103,6 +103,8 @@ def test_an_exit_of_ones_own():
         accepted = [step.tokens[: len(step.accepted)] for step in found]
         assert own.told[:-1] == accepted[:-1] and sum(map(len, own.told)) > 0
         assert found.tokens == alone
+    own_alone = start(target, [3, 1], exits=[own]).options
+    assert own_alone.method == "s2d"  # not exit 0's trees
     exits = [own, 4]
     always = generate(target, [3, 1], draft, exits=exits, thresholds=[0.7, 0], **options)
     assert always.tokens == alone and always.stats.exit_counts.keys() == {4}

@@ -116,8 +116,8 @@ def test_one_seed_one_text(part):
 
 def test_thresholds_of_other_exits_than_the_drafts_own():
     """None of 0 stays in the middle, where it would hide the exits after it."""
-    drafting = Drafting(exits=(1, 2, 4), thresholds=(0.3, 0.2, 0.0))
-    for exits, expected in (((1, 2, 3), (0.3, 0.2, 0.0)), ((0, 1, 4, 5), (0.9, 0.3, 0.5, 0.0))):
+    drafting = Drafting(exits=(1, 2, 4), thresholds=(0.3, 0.0, 0.4))
+    for exits, expected in (((1, 2, 3), (0.3, 0.5, 0.0)), ((0, 1, 4, 5), (0.9, 0.3, 0.4, 0.0))):
         options = Options("s2d", exits=exits).filled(replace(TINY, drafting=drafting))
         assert options.thresholds == expected
 
@@ -308,6 +308,7 @@ WRONG = {
     "exits must increase": dict(exits=[2, 1]),
     "2 exits, but 1 thresholds": dict(exits=[1, 2], thresholds=[0.5]),
     "a tree has 1 to 1024 nodes, which .34, 34. has": dict(method="mcsd", tree=(34, 34)),
+    "a growing tree grows to at most 8192 nodes": dict(tree=GrowingShape(1000, 2, 5)),
     "rule is 'noise', 'rejection' or a Rule": dict(rule="coupled"),
     "Rejection needs a tree that is sent whole": dict(
         method="s2d-tree", temperature=1.0, rule=Rejection(partial(warp, temperature=1.0), Draws(0))

@@ -18,6 +18,7 @@ import run
 from s2d import Tokenizer
 from s2d.checkpoint import DTYPES, names
 from s2d.checkpoint.config import read_config
+from s2d.checkpoint.pair import choose_pair
 from s2d.checkpoint.tokenizer import TextStream
 from s2d.cli.program import run_program
 from s2d.decoder import Decoder
@@ -139,6 +140,8 @@ def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, ca
     assert chosen(target, "--datastore", given) == (None, given, True)
     assert chosen(target, "--datastore", given, "--exits", "0,2") == (draft, given, False)
     error_of(capsys)
+    unused = Options("ar", datastore=given)
+    assert choose_pair(target, options=unused).options.datastore is None
     unread = "--target", target, "--datastore", given, "--exits", 2
     refuses(run.main, capsys, "a datastore is what exit 0 reads", *unread)
     store.write_text("no datastore")

@@ -61,10 +61,12 @@ def choose_pair(
     found = FoundDraft(draft=None, datastore=None, words="none")
     if options.method != "ar":
         found = find_draft(folder, draft, options.exits, options.datastore)
-    if isinstance(found.datastore, Path):
+    datastore = found.datastore
+    if isinstance(datastore, Path):
         from ..ngram.datastore import load_datastore
 
-        options = replace(options, datastore=load_datastore(found.datastore, config))
+        datastore = load_datastore(datastore, config)
+    options = replace(options, datastore=datastore)
     if isinstance(options.decision, Path):
         from ..mcsd.decision import load_decision
 

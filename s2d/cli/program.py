@@ -114,15 +114,15 @@ def run_program(name: str, function: Callable[..., int | None], *arguments: Any)
     # A stream that the shell closed is None. What is written to it is for nobody.
     sys.stdout = sys.stdout or open(os.devnull, "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
-    try:
-        from ..checkpoint.notices import tell  # with PyTorch, which takes a second
+    from ..checkpoint.notices import tell
 
+    try:
         warnings.showwarning = lambda message, *where: tell(message)
         code = function(*arguments) or 0
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        tell("interrupted")
         return 130
     except BrokenPipeError:  # whoever reads, such as head, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would complain at its exit

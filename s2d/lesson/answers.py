@@ -22,7 +22,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 def choose_exit(confidences: Sequence[float], thresholds: Sequence[float]) -> int:
-    """In the project: ``draft.SortedDraft.predict``, which asks no exit after the one it takes."""
+    """In the project: ``SortedDraft.choose_exit``, which asks no exit after the one it takes."""
     for number, confidence in enumerate(confidences):
         if confidence > thresholds[number]:
             return number
