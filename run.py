@@ -37,7 +37,8 @@ def parse(arguments: list[str] | None = None) -> Namespace:
 
     group = parser.add_argument_group("input")
     add = group.add_mutually_exclusive_group().add_argument
-    add("--prompt", action="append", metavar="TEXT", help="what to say; - reads stdin (an example)")
+    words = "what to say; - reads stdin (an example)"
+    add("--prompt", action="append", metavar="TEXT", help=words)  # a list: a second one is refused
     add("--prompts", type=Path, metavar="FILE", help="answer each line of a file")
     add("--examples", action="store_true", help="answer six prompts for the miniatures")
     add("--interactive", action="store_true", help="a conversation")
@@ -102,7 +103,7 @@ from s2d.cli.conversation import encode, hold_conversation
 from s2d.cli.terminal import Streamed, as_json, compare_speed, report, show
 from s2d.options import Options, default_drafting
 from s2d.speed.batch import decode_many
-from s2d.speed.tensor_parallel import from_rank_0, join_processes
+from s2d.speed.tensor_parallel import from_rank_0, join_processes  # for torchrun
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -167,7 +168,7 @@ def load(args: Namespace) -> Pair:
         raise ValueError(f"{which} need a chat template, and there is none")
     if note := miniature_note(args.target):
         tell(note)
-    tell(f"loading target {choice.folder}, draft {choice.found.words}")
+    tell(f"loading target {choice.folder}, draft {choice.found.description}")
     tell(f"prompt format: {words}")
     pair = load_chosen(choice, args.device, args.dtype)
     tell(f"target on {placement(pair.target)}")

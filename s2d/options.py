@@ -96,9 +96,8 @@ class Options:
 
     Attributes:
         method: one of METHODS. It says which exits draft, and what shape the trees have, if
-            ``exits``, ``tree`` and ``draft_length`` do not say it. The default is ``s2d``; or
-            ``s2d-tree`` if ``tree`` is given, or if exit 0 drafts alone and no ``draft_length`` is
-            given.
+            ``exits``, ``tree`` and ``draft_length`` do not say it. The default is ``s2d``. If exit
+            0 drafts alone, it is ``s2d-tree``, unless ``draft_length`` asks for a chain.
         max_new_tokens: the answer ends after so many tokens, if not before.
         temperature: 0 is greedy.
         top_p: the share of the probability that nucleus sampling keeps; 1 keeps all tokens.
@@ -189,8 +188,7 @@ class Options:
         drafting = NGRAM_ALONE if alone else default_drafting(config)
         method = self.method
         if method is None:
-            wants_tree = self.tree is not None or (alone and self.draft_length is None)
-            method = "s2d-tree" if wants_tree else "s2d"
+            method = "s2d-tree" if alone and self.draft_length is None else "s2d"
         if exits is None:
             exits = drafting.exits if method in ("s2d", "s2d-tree") else drafting.exits[-1:]
         thresholds = self.choose_thresholds(exits, drafting)

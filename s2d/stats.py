@@ -54,7 +54,7 @@ class Stats:
     exit_counts: Counter[int] = field(default_factory=Counter)  # exit -> its tokens that were sent
     exit_levels: Counter[int] = field(default_factory=Counter)  # exit -> its levels that were sent
     exit_accepted: Counter[int] = field(default_factory=Counter)  # exit -> its accepted tokens
-    draft_levels: int = 0  # levels of the trees, with those of which no node was sent
+    draft_levels: int = 0  # levels that were drafted, also those of which no node was sent
     draft_tokens: int = 0  # drafted nodes that were sent
     accepted_tokens: int = 0  # drafted tokens that were emitted, so without bonus tokens
     depth_sent: Counter[int] = field(default_factory=Counter)  # depth -> trees with a node there

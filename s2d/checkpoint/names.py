@@ -28,7 +28,7 @@ class FoundDraft(NamedTuple):
 
     draft: Path | None
     datastore: Path | None  # the file that exit 0 reads, if any
-    words: str
+    description: str
 
 
 def find_target(name: Path | str) -> Path:

@@ -58,7 +58,7 @@ def choose_pair(
     """
     folder = find_target(str(target))
     config = read_config(folder)
-    found = FoundDraft(draft=None, datastore=None, words="none")
+    found = FoundDraft(draft=None, datastore=None, description="none")
     if options.method != "ar":
         found = find_draft(folder, draft, options.exits, options.datastore)
     datastore = found.datastore
