@@ -102,7 +102,10 @@ class Decoder:
         return logits
 
     def inputs(self, tree: Tree) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """What the target has not read of the context and the tree: tokens, positions, mask."""
+        """What the target has not read of the context and the tree: tokens, positions, mask.
+
+        The root is always among it.
+        """
         n = len(self.context)
         read = self.cache.length
         device = self.target.device

@@ -55,7 +55,7 @@ class LayerExit:
         entry    0 1 2 3 4 5   6       7       8       9
         what it is  context    node 1  node 2  node 3  node 5
 
-    Exit 2 has read all ten entries, and exit 3 the first 7. Now the target accepts the nodes 1 and
+    Exit 2 has read all ten entries, and exit 3 the first 8. Now the target accepts the nodes 1 and
     3. Exit 2 keeps their entries, 6 and 8. Exit 3 keeps entry 6, and reads node 3 later, as
     context.
     """

@@ -28,7 +28,7 @@ class Drafting:
         thresholds: one per exit; a confidence above it is enough.
         length: of a chain.
         stop: a path whose estimated probability is below it is not continued. It is the default of
-            chains, and not of trees.
+            chains, and of exit 0 alone.
         tree: top_k, depth and size of a ``tree.GrowingShape``.
     """
 

@@ -185,7 +185,7 @@ class Options:
         if exits is not None:
             exits = tuple(int(each) if isinstance(each, Integral) else each for each in exits)
         alone = exits == (0,) or (exits is None and config is None)  # exit 0
-        drafting = NGRAM_ALONE if alone else default_drafting(config)
+        drafting = default_drafting(None if alone else config)
         method = self.method
         if method is None:
             method = "s2d-tree" if alone and self.draft_length is None else "s2d"

@@ -152,7 +152,7 @@ class SharedNoise(Sampled):
         noise = self.noise.at(tree.next_positions(range(len(tree.tokens))))  # (N+1, V)
         choices = (self.distribution(logits) / noise).argmax(dim=-1).tolist()
         accepted, bonus = follow(tree, choices.__getitem__)
-        # The bonus token's own row stays, as it may be asked for once more.
+        # With init="target", the next step asks for the bonus token's row again.
         self.noise.forget(before=len(tree.context) + len(accepted))
         return accepted, bonus
 

@@ -100,7 +100,7 @@ class Draws:
         sums would lose rare tokens; ``torch.multinomial`` would draw V numbers per token.
         """
         sums = probs.cumsum(dim=-1, dtype=torch.float64)  # (R, V)
-        numbers = 1.0 - self.uniform(len(probs))[:, None]  # (R, 1), in (0, 1]
+        numbers = 1.0 - self.uniform(len(probs))[:, None]  # (R, 1), and never 0
         return torch.searchsorted(sums, numbers * sums[:, -1:])[:, 0]
 
     def candidates(self, probs: Tensor, count: int) -> Tensor:

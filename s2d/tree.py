@@ -40,8 +40,8 @@ class Shape(Protocol):
 
     Attributes:
         depth: the number of levels below the root.
-        capacity: the most nodes, besides the root, that a cache has to hold: the target's holds
-            those that are sent, and the draft's those that are expanded.
+        capacity: a cache has room for so many nodes besides the root. The target's holds the nodes
+            that are sent, and the draft's the nodes that are expanded.
         sends_all: whether all proposed nodes are sent to the target, as ``Rejection`` needs.
     """
 
@@ -189,8 +189,8 @@ class Tree:
             for token, prob in zip(child_tokens, child_probs):
                 self.tokens.append(token)
                 self.parents.append(parent)
-                # Rounding may bring ``prob`` above 1. A child that is more probable than its parent
-                # could be sent without it.
+                # Rounding may bring ``prob`` above 1, but no child is to be more probable than its
+                # parent.
                 self.probs.append(self.probs[parent] * min(prob, 1.0))
         count = len(self.tokens) - first
         self.depth += 1
