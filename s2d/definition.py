@@ -6,8 +6,8 @@ batch, and a tree is a dictionary of its paths. ``python -m s2d.definition`` sho
 The target takes the token with the largest p / e. Here p is its distribution, and e is random
 noise: a number for each token and position, from a seed alone. This is a draw from p (see
 ``sampling.Noise``). The draft, with the distribution q, knows e as well, and proposes the tokens
-with the largest q / √e (see ``sampling.draft_scores``).
-For greedy decoding, the caller gives a noise that is 1 everywhere, and p is at temperature 1.
+with the largest q / √e (see ``sampling.draft_scores``). For greedy decoding, the caller gives a
+noise that is 1 everywhere, and p is at temperature 1.
 
 The fast code differs from this definition in two ways: it drafts nothing in its first step if the
 prompt has more than 256 tokens (``mask.MAX_UNREAD``), and nothing beyond the positions of the draft

@@ -15,13 +15,11 @@ import torch
 
 from .cache import move_up
 from .devices import to_device
-from .mask import MAX_UNREAD, positions_and_mask
+from .mask import MAX_UNREAD, ROOT_ALONE, positions_and_mask
 from .model import Llama
 from .rules import Prediction, Rule
 from .sampling import warp
 from .tree import Shape, Tree
-
-ROOT_ALONE = np.ones((1, 1), dtype=bool)  # the ancestor matrix of a tree without drafted nodes
 
 
 @runtime_checkable
@@ -52,8 +50,8 @@ class LayerExit:
     exit has read is always a prefix of what the previous exit has read. An example is the picture
     in tree.py, after a context of 6 tokens:
 
-        entry    0 1 2 3 4 5   6       7       8       9
-        what it is  context    node 1  node 2  node 3  node 5
+        entry   0 1 2 3 4 5   6       7       8       9
+        holds   the context   node 1  node 2  node 3  node 5
 
     Exit 2 has read all ten entries, and exit 3 the first 8. Now the target accepts the nodes 1 and
     3. Exit 2 keeps their entries, 6 and 8. Exit 3 keeps entry 6, and reads node 3 later, as

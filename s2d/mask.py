@@ -8,6 +8,7 @@ from .devices import to_device
 
 # How many tokens of the context one pass with a mask may read: the mask grows with their square.
 MAX_UNREAD = 256
+ROOT_ALONE = np.ones((1, 1), dtype=bool)  # the ancestor matrix of a tree without drafted nodes
 
 
 def add_nodes(ancestors: np.ndarray, parents: list[int]) -> np.ndarray:

@@ -29,7 +29,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from .mask import add_nodes
+from .mask import ROOT_ALONE, add_nodes
 
 NO_PARENT = -1  # the parent of the root
 
@@ -164,7 +164,7 @@ class Tree:
         self.depths = [0]
         self.probs = [1.0]
         self.exit_layers: list[int | None] = [None]
-        self.ancestors = np.ones((1, 1), dtype=bool)
+        self.ancestors = ROOT_ALONE
         self.q: dict[int, Tensor] = {}
         self.frontier = [0] if self.max_depth > 0 else []
         self.expanded: list[int | None] = [0]

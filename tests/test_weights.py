@@ -124,7 +124,7 @@ REFUSED = [
     (dict(model_type="qwen2"), "architectures has 'LlamaForCausalLM'; only Qwen2ForCausalLM"),
     (dict(model_type="qwen3", architectures=...), "has no tensor model.layers.0.self_attn.k_norm"),
     (dict(rope_scaling={"type": "yarn", "factor": 2.0}), "rope type 'yarn' is not supported"),
-    (dict(num_key_value_heads=3), "4 heads of 8 cannot share 3 key/value heads"),
+    (dict(num_key_value_heads=3), "4 attention heads must be a multiple of 3 key"),
     (dict(hidden_size="wide"), "hidden_size is 'wide'; expected a whole number"),
     (dict(exit_layers=[2, 9]), "exit_layers must increase"),
     (dict(exit_layers=[2, 3, 4], thresholds=[0.5, 0.0]), "expected a threshold for each exit"),

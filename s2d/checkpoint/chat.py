@@ -138,8 +138,7 @@ def compile_template(source: str) -> tuple[Any, set[str]]:
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
     # transformers' own tags around what an assistant says, which mark it for training.
-    source = re.sub(r"(\{%[-+]?\s*)generation\b", r"\1with", source)
-    source = re.sub(r"(\{%[-+]?\s*)endgeneration\b", r"\1endwith", source)
+    source = re.sub(r"(\{%[-+]?\s*(?:end)?)generation\b", r"\1with", source)
     template = environment.from_string(source)
     return template, find_undeclared_variables(environment.parse(source))
 

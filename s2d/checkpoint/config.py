@@ -67,7 +67,10 @@ def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
     kv_heads = number(raw, "num_key_value_heads", heads)
     head_dim = number(raw, "head_dim", 128 if kind == "qwen3" else hidden_size // heads)
     if heads % kv_heads or head_dim % 2:
-        raise ValueError(f"{heads} heads of {head_dim} cannot share {kv_heads} key/value heads")
+        raise ValueError(
+            f"{heads} attention heads must be a multiple of {kv_heads} key/value heads, and "
+            f"head_dim {head_dim} must be even"
+        )
     eos = raw.get("eos_token_id", 2 if kind == "llama" else None)
     if not isinstance(eos, list):
         eos = [] if eos is None else [eos]

@@ -91,6 +91,8 @@ class Tokenizer:
 
 def read_model(folder: Path, config: dict[str, Any]) -> "SentencePieceModel | JsonModel":
     """What turns text into ids and back: by tokenizer.json or, without one, tokenizer.model."""
+    if config.get("split_special_tokens"):
+        raise ValueError("split_special_tokens in tokenizer_config.json is not supported")
     if (folder / "tokenizer.json").is_file():
         from .tokenizer_json import JsonModel  # not every model needs the package
 

@@ -22,8 +22,6 @@ class JsonModel:
 
     def __init__(self, folder: Path, config: Settings) -> None:
         """Raises ValueError for what is not supported, or if files contradict one another."""
-        if config.get("split_special_tokens"):
-            raise ValueError("split_special_tokens in tokenizer_config.json is not supported")
         content = read_json(folder / "tokenizer.json")
         name = class_name(folder, config, content)
         named = read_names(folder, DEFAULT_TOKENS.get(name, {}) | config)

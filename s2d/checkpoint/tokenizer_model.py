@@ -14,7 +14,7 @@ from .special import DEFAULT_TOKENS, Settings, read_added, read_names, space_sch
 # remove_extra_whitespaces, escape_whitespaces. transformers' LlamaTokenizer does so, too.
 PIECES_ALONE = b"\x1a\x08\x12\x00\x18\x00\x20\x00\x28\x01"
 LAST_SCORE = -1e9  # of Llama's pieces of several spaces
-UNSUPPORTED = ("add_eos_token", "split_special_tokens", "sp_model_kwargs")
+UNSUPPORTED = ("add_eos_token", "sp_model_kwargs")
 
 
 class SentencePieceModel:

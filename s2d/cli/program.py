@@ -116,8 +116,8 @@ def run_program(name: str, function: Callable[..., int | None], *arguments: Any)
     sys.stderr = sys.stderr or open(os.devnull, "w")
     from ..checkpoint.notices import tell
 
+    warnings.showwarning = lambda message, *where: tell(message)
     try:
-        warnings.showwarning = lambda message, *where: tell(message)
         code = function(*arguments) or 0
         sys.stdout.flush()
         return code
