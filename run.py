@@ -95,13 +95,13 @@ from dataclasses import fields, replace
 from s2d import StopStrings, start
 from s2d.checkpoint import placement
 from s2d.checkpoint.files import read_text, refuse_existing
-from s2d.checkpoint.names import MINIATURE_PROMPTS, miniature_note
 from s2d.checkpoint.notices import tell
-from s2d.checkpoint.pair import Pair, choose_pair, load_chosen
 from s2d.cli.colors import Color, color_exits
 from s2d.cli.conversation import encode, hold_conversation
 from s2d.cli.terminal import Streamed, as_json, compare_speed, report, show
 from s2d.options import Options, default_drafting
+from s2d.pair.loading import Pair, choose_pair, load_chosen
+from s2d.pair.names import MINIATURE_PROMPTS, miniature_note
 from s2d.speed.batch import decode_many
 from s2d.speed.tensor_parallel import from_rank_0, join_processes  # for torchrun
 
@@ -168,7 +168,7 @@ def load(args: Namespace) -> Pair:
         raise ValueError(f"{which} need a chat template, and there is none")
     if note := miniature_note(args.target):
         tell(note)
-    tell(f"loading target {choice.folder}, draft {choice.found.description}")
+    tell(f"loading target {choice.folder.path}, draft {choice.found.description}")
     tell(f"prompt format: {words}")
     pair = load_chosen(choice, args.device, args.dtype)
     tell(f"target on {placement(pair.target)}")
@@ -190,7 +190,7 @@ def answer_prompt(args: Namespace, pair: Pair, colors: dict[int, Color]) -> None
         from s2d.trace.record import Recorder
 
         draft = pair.found.draft
-        names = {"target": pair.folder.name, "draft": draft and draft.name}
+        names = {"target": pair.folder.path.name, "draft": draft and draft.path.name}
         recorder = Recorder(pair.tokenizer, decoder, names, colors)
         steps = recorder.record()
     streamed = Streamed(pair.tokenizer, colors, args.stop_strings)

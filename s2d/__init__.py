@@ -9,7 +9,7 @@ PUBLIC = {
     "GrowingShape": "tree",
     "StopStrings": "checkpoint.tokenizer",
     "Tokenizer": "checkpoint.tokenizer",
-    "find_draft": "checkpoint.names",
+    "load_pair": "pair.loading",
     "generate": "generation",
     "generate_many": "speed.batch",
     "load_model": "checkpoint",

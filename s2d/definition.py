@@ -131,7 +131,7 @@ def generate(
 @torch.inference_mode()
 def show() -> None:
     """Print the steps of an answer of a miniature: what each exit proposed, what was emitted."""
-    from .checkpoint.pair import load_pair
+    from .pair.loading import load_pair
 
     question = "What is the capital of Tadastan?"
     options = Options(method="s2d", temperature=1.0, seed=0)

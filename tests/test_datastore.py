@@ -9,9 +9,9 @@ from helpers import ROOT, TINY, WEIGHTS, program, raises_line
 from safetensors.torch import load_file, save_file
 
 import run
-from s2d.checkpoint.config import read_config
-from s2d.checkpoint.names import find_datastore
+from s2d.checkpoint.config import read_folder
 from s2d.ngram.datastore import load_datastore, save_datastore
+from s2d.pair.names import find_draft
 from s2d.train import __main__ as train
 
 
@@ -35,7 +35,8 @@ def test_what_is_no_datastore(tmp_path):
 
 
 def test_the_shipped_one_is_where_run_looks_for_it():
-    file, config = find_datastore(WEIGHTS / "smollm2-135m"), read_config(WEIGHTS / "mini-7b")
+    smollm2 = read_folder(WEIGHTS / "mini-7b")._replace(path=WEIGHTS / "smollm2-135m")
+    file, config = find_draft(smollm2).datastore, smollm2.config
     assert load_datastore(file, replace(config, vocab_size=49152)).followers([])
     assert file.stat().st_size < 2 * 10**6
 

@@ -25,11 +25,11 @@ from helpers import (
 )
 
 from s2d import StopStrings, definition, generate, generate_many
-from s2d.checkpoint.pair import fit_vocabulary
 from s2d.generation import start
 from s2d.model import Drafting
 from s2d.ngram.datastore import Datastore
 from s2d.options import Options
+from s2d.pair.loading import fit_vocabulary
 from s2d.rules import Rejection, SharedNoise
 from s2d.sampling import Draws, Noise, warp
 from s2d.tree import FixedShape, GrowingShape, Tree

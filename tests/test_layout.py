@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from helpers import raises_line, random_llama, random_tokens
 
-from s2d.checkpoint import save_model
-from s2d.speed import layout
-from s2d.speed.layout import PackedLinear, by_columns, can_pack, multiply_packed, pack, quicken
+from s2d.checkpoint import layout, save_model
+from s2d.checkpoint.layout import PackedLinear, by_columns, can_pack, multiply_packed, pack, quicken
 
 TOKENS = torch.tensor([random_tokens(0, 9)])
 LAYOUTS = {"columns": (by_columns, F.linear)}

@@ -21,6 +21,7 @@ VARIANTS = {
     "llama3-rope": dict(rope_parameters=LLAMA3),
     "qwen2": dict(model_type="qwen2", tie_word_embeddings=True, sliding_window=32),
     "qwen3": dict(model_type="qwen3", head_dim=16),
+    "mistral": dict(model_type="mistral", sliding_window=None, head_dim=16),
 }
 SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=56, num_hidden_layers=3)
 SIZES |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256)

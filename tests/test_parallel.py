@@ -17,6 +17,7 @@ from helpers import WEIGHTS, claim_devices, fork, raises_line, random_llama, ran
 import run
 from s2d import load_model, start
 from s2d.checkpoint import save_model
+from s2d.checkpoint.config import read_folder
 from s2d.cli import terminal
 from s2d.speed import tensor_parallel
 from s2d.speed.batch import decode_many
@@ -67,7 +68,7 @@ def decode_on_each_rank(family, names, out):
     tensor_parallel.join_processes()
     found = {}
     for name in names:
-        target = tensor_parallel.load_part(family / name, "cpu", "float64")
+        target = tensor_parallel.load_part(read_folder(family / name), "cpu", "float64")
         found[name] = decode(target, family / name)
         found[name]["held"] = sum(p.numel() for p in target.model.layers.parameters())
         found[name]["heads"] = target.new_cache(8).keys.shape[2]
@@ -225,7 +226,8 @@ def test_every_rank_has_a_key_value_head_and_a_gpu_of_its_own(monkeypatch, tmp_p
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     line = "1 key/value heads cannot be divided among 2 processes"
-    raises_line(tensor_parallel.load_part, ValueError, line, tmp_path / "one", "cpu", "auto")
+    one = read_folder(tmp_path / "one")
+    raises_line(tensor_parallel.load_part, ValueError, line, one, "cpu", "auto")
     current = []
     claim_devices(monkeypatch, "cuda:0", "cuda:1")
     monkeypatch.setattr(torch.cuda, "set_device", current.append)

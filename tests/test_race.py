@@ -7,7 +7,7 @@ import pytest
 from browser import browse
 
 from s2d import generate
-from s2d.checkpoint.pair import load_pair
+from s2d.pair.loading import load_pair
 from s2d.trace.race import PROMPT, draw_race, name_processor
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -1,7 +1,7 @@
 """Dialogues as pairs of a prompt and its answer, in every chat format."""
 
 import pytest
-from vocabularies import BRACKETS, CHATML, save_trained, sentencepiece_folder, with_config
+from vocabularies import BRACKETS, CHATML, save_trained, sentencepiece_folder
 
 from s2d import Tokenizer
 from s2d.train.data import as_rounds
@@ -20,35 +20,32 @@ def test_rounds_are_the_dialogue_in_pieces(tmp_path, legacy, template):
     folder = sentencepiece_folder(tmp_path / "mini-model", config, added_tokens=ids)
     tokenizer = Tokenizer(folder)
     rounds = list(as_rounds(tokenizer, said))
-    whole = []
+    whole, end = [], tokenizer.encode(eos, with_bos=False)[-1]
     for turn, (prompt, answer) in enumerate(rounds):
         whole += prompt
         assert whole == tokenizer.encode_chat(said[: 2 * turn + 1])
         whole += answer
-        assert answer[-1] == tokenizer.eos_id and answer.count(tokenizer.eos_id) == 1
+        assert answer[-1] == end and answer.count(end) == 1
         assert tokenizer.decode(answer).strip() == said[2 * turn + 1].strip()
     assert len(rounds) == 3
 
 
-@pytest.mark.parametrize("kind", ["llama-3", "smollm2", "qwen", "tokenizer.model"])
-def test_rounds_of_plain_text(tmp_path, kind):
+@pytest.mark.parametrize("make", [save_trained, lambda folder: sentencepiece_folder(folder, {})])
+def test_rounds_of_plain_text(tmp_path, make):
     """Every message is a line, and no token reaches from a question into its answer."""
-    if kind == "tokenizer.model":
-        tokenizer = Tokenizer(sentencepiece_folder(tmp_path / "base", {}))
-    else:
-        tokenizer, _ = with_config(save_trained(tmp_path, kind))
+    tokenizer = Tokenizer(make(tmp_path))
     for asked, said in (("Why?", "! OK"), ("1", "23")):
         [(prompt, answer)] = as_rounds(tokenizer, [asked, said])
         assert prompt == tokenizer.encode_chat(asked) == tokenizer.encode(f"{asked}\n")
         assert tokenizer.decode(prompt + answer) == f"{asked}\n{said}"
-        assert answer[-1] == tokenizer.eos_id
+        assert answer[-1:] == tokenizer.encode(tokenizer.eos, with_bos=False)
 
 
 def test_a_dialogue_is_refused_if_a_token_reaches_into_an_answer(tmp_path):
     """A model would never write the answer's tokens after the prompt's."""
     template = "{% for m in messages %}{% if m.role == 'assistant' %}H{% endif %}{{ m.content }}"
     template += "{% endfor %}{% if add_generation_prompt %}H{% endif %}"
-    tokenizer, _ = with_config(save_trained(tmp_path), chat_template=template)
+    tokenizer = Tokenizer(save_trained(tmp_path, chat_template=template))
     with pytest.raises(ValueError, match="a token holds the end of a prompt and the beginning"):
         list(as_rounds(tokenizer, ["Why? ", "ello world"]))
     with pytest.raises(ValueError, match="an answer is empty"):

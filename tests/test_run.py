@@ -16,14 +16,15 @@ from helpers import ROOT, WEIGHTS, change_json, program, refuses
 
 import run
 from s2d import Tokenizer
-from s2d.checkpoint import DTYPES, names
-from s2d.checkpoint.config import read_config
-from s2d.checkpoint.pair import choose_pair
+from s2d.checkpoint import DTYPES
+from s2d.checkpoint.config import read_folder
 from s2d.checkpoint.tokenizer import TextStream
 from s2d.cli.program import run_program
 from s2d.decoder import Decoder
 from s2d.ngram.datastore import save_datastore
 from s2d.options import METHODS, Options
+from s2d.pair import names
+from s2d.pair.loading import choose_pair
 from s2d.speed import batch
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
@@ -108,7 +109,8 @@ def test_options_reach_the_decoder(capsys):
 
 def chosen(target, *words):
     pair = run.load(run.parse(["--target", *map(str, (target, *words))]))
-    return pair.found.draft, pair.found.datastore, pair.options.exits == (0,)
+    draft = pair.found.draft and pair.found.draft.path
+    return draft, pair.found.datastore, pair.options.exits == (0,)
 
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
@@ -129,7 +131,7 @@ def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, ca
         shutil.copytree(WEIGHTS / folder, tmp_path / folder)
     target, draft = tmp_path / "mini-7b", tmp_path / "mini-draft"
     store = target.with_name("mini-7b-datastore.safetensors")
-    save_datastore(store, [[5, 6, 7]], read_config(target))
+    save_datastore(store, [[5, 6, 7]], read_folder(target).config)
     assert chosen(target) == (None, store, True)
     assert chosen(target, "--draft", draft) == (draft, None, False)
     assert chosen(target, "--exits", "0,2") == (draft, store, False)

@@ -1,49 +1,54 @@
-"""The tokenizer: transformers' ids for folders of both kinds, streaming, damaged files."""
+"""The tokenizer: SentencePiece's own path, everything else by transformers, streams, templates."""
 
 import json
 import random
-import shutil
 import sys
 from types import SimpleNamespace
 
 import pytest
-from helpers import SHARED, WEIGHTS, change_json, raises_line
-from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
+from helpers import SHARED, raises_line
+from transformers import AutoTokenizer, LlamaTokenizer
 from transformers.convert_slow_tokenizer import generate_merges
 from vocabularies import (
+    BRACKETS,
+    CHATML,
     SAID,
     TEXTS,
+    THINK,
     added,
     assert_agree,
     in_groups,
+    messages,
     odd_texts,
     save_trained,
     sentencepiece_folder,
-    with_config,
 )
 
 from s2d import StopStrings, Tokenizer
 from s2d.checkpoint.chat import VICUNA_SYSTEM
 from s2d.checkpoint.tokenizer import TextStream
+from s2d.checkpoint.tokenizer_model import SentencePieceModel
+
+BY_ID = {"1024": added("<|im_start|>"), "1025": added("<|im_end|>")}
+BY_ID |= {"0": added("<unk>"), "1": added("<s>"), "2": added("</s>")}
+# Llama 2's form with added tokens: SentencePiece's file does not say everything.
+LLAMA_2 = {"added_tokens_decoder": BY_ID, "legacy": False, "chat_template": BRACKETS}
 
 
-@pytest.fixture
-def llamas_json(tmp_path):
-    """A folder as transformers writes it, with a tokenizer.json for the tokenizer.model."""
-    AutoTokenizer.from_pretrained(WEIGHTS / "mini-7b").save_pretrained(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture(params=["tokenizer.model", "byte-level", "byte-fallback"])
-def any_kind(request, tokenizer, trained, llamas_json):
-    folders = {"byte-level": trained, "byte-fallback": llamas_json}
-    return Tokenizer(folders[request.param]) if request.param in folders else tokenizer
+@pytest.fixture(params=["tokenizer.model", "byte-level", "llama-2"])
+def any_kind(request, tokenizer, trained, tmp_path):
+    if request.param == "tokenizer.model":
+        return tokenizer
+    folder = trained
+    if request.param == "llama-2":
+        folder = sentencepiece_folder(tmp_path / "m", LLAMA_2)
+    return Tokenizer(folder)
 
 
 def test_a_stream_is_the_whole_text_in_pieces(any_kind):
     """Cut anywhere, with special tokens and spaces; and half a character is never shown."""
     rng = random.Random(0)
-    special = any_kind.encode("</s><|eot|>", with_bos=False)
+    special = any_kind.encode("</s><|eot|><|im_end|>", with_bos=False)
     for _ in range(200):
         ids = []
         for text in rng.choices(TEXTS, k=3):
@@ -87,6 +92,37 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_string(any_kind):
     assert inside > 50
 
 
+@pytest.mark.parametrize("stop", ["<|im_end|>", "<|im_end|>\n", "m_end|>\n", "i<|im"])
+@pytest.mark.parametrize("kind", ["llama-2", "tokenizer.json"])
+def test_a_stop_string_is_or_touches_a_special_token(tmp_path, kind, stop):
+    """The token leaves no text, but it is where the answer ends, and its text before that."""
+    if kind == "llama-2":
+        tokenizer = Tokenizer(sentencepiece_folder(tmp_path, LLAMA_2))
+    else:
+        tokenizer = Tokenizer(save_trained(tmp_path, ["<|im_end|>"], eos_token="<|im_end|>"))
+    answer = tokenizer.encode("Hi<|im_end|>\nand more", with_bos=False)
+    special = answer.index(tokenizer.encode("<|im_end|>", with_bos=False)[-1])
+    ending = StopStrings(tokenizer, ["never", stop])
+    is_last = ending.begin()
+    last = [is_last(token) for token in answer].index(True)
+    assert tokenizer.decode(answer[special + 1 : last + 1]) == ("\n" if "\n" in stop else "")
+    shown = "Hi" if stop.startswith(("<", "m")) else "H"
+    assert ending.cut(answer[: last + 1]) == shown
+    stream = TextStream(tokenizer, ["never", stop])
+    parts = [stream.push([token]) for token in answer[: last + 1]]
+    assert "".join(parts) + stream.push([], last=True) == shown
+
+
+@pytest.mark.parametrize("special", [0, 1, 2])
+def test_a_stop_string_behind_half_a_character_and_a_special_token(tokenizer, special):
+    half = next(each for each in range(3, 259) if tokenizer.decode([each]) == "\ufffd")
+    ids = [half, special, *tokenizer.encode("ab", with_bos=False)]
+    ending = StopStrings(tokenizer, ["ab"])
+    is_last = ending.begin()
+    assert [is_last(token) for token in ids] == [False] * (len(ids) - 1) + [True]
+    assert ending.cut(ids) == tokenizer.decode(ids).removesuffix("ab")
+
+
 def test_stop_strings_are_texts(tokenizer):
     raises_line(StopStrings, ValueError, "a list of texts, not 'User:'", tokenizer, "User:")
     raises_line(StopStrings, ValueError, "expected a text, got 5", tokenizer, [5])
@@ -112,13 +148,44 @@ def test_streaming_shows_a_broken_end_at_last(tokenizer):
     assert set(stream.push([], last=True)) == {"\ufffd"}
 
 
-def test_miniatures_have_the_ids_of_transformers(tokenizer):
-    theirs = AutoTokenizer.from_pretrained(WEIGHTS / "mini-7b")
-    more = ["a</s>b", " 23", "▁23", VICUNA_SYSTEM + " USER: Was ist das? ASSISTANT:"]
-    assert_agree(tokenizer, theirs, TEXTS + more)
-    own = (WEIGHTS / "mini-7b/tokenizer.model").read_bytes()
-    for name in ("mini-13b", "mini-70b", "mini-draft"):
-        assert (WEIGHTS / name / "tokenizer.model").read_bytes() == own
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"legacy": False},
+        {"legacy": True, "pad_token": "<unk>", "model_max_length": 2048},
+        {"bos_token": added("<s>", __type="AddedToken", normalized=True), "sp_model_kwargs": {}},
+        {"add_bos_token": False},
+    ],
+)
+def test_a_tokenizer_model_that_says_everything(tmp_path, changes):
+    """SentencePiece has transformers' ids, whatever the file says about the first space."""
+    folder = sentencepiece_folder(tmp_path / "m", changes)
+    file = folder / "tokenizer.model"
+    file.write_bytes(file.read_bytes() + b"\x1a\x02\x18\x00")  # as transformers 4 saves it
+    ours = Tokenizer(folder)
+    assert isinstance(ours.model, SentencePieceModel)
+    more = [*TEXTS, " 23", "▁23", VICUNA_SYSTEM + " USER: Was ist das? ASSISTANT:"]
+    theirs = AutoTokenizer.from_pretrained(folder)
+    assert_agree(ours, theirs, [*more, *odd_texts(["<s>", "</s>", "<unk>"])])
+
+
+@pytest.mark.parametrize(
+    ("changes", "files"),
+    [
+        (LLAMA_2, {}),
+        ({}, {"added_tokens": {"<|im_end|>": 1024}}),
+        ({"eos_token": added("</s>", __type="AddedToken", rstrip=True)}, {}),
+        ({}, {"special_tokens_map": {"eos_token": "<|im_end|>"}}),
+        ({"add_prefix_space": False}, {}),
+        ({"bos_token": None}, {}),
+        ({"add_eos_token": True}, {}),
+    ],
+)
+def test_whatever_else_a_folder_says_is_for_transformers(tmp_path, changes, files):
+    folder = sentencepiece_folder(tmp_path / "m", changes, **files)
+    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert not isinstance(ours.model, SentencePieceModel) and ours.eos == theirs.eos_token
+    assert_agree(ours, theirs, odd_texts(["<|im_end|>", "<s>", "</s>"])[:50])
 
 
 def test_llama_2_on_spec_bench():
@@ -139,132 +206,81 @@ def test_llama_2_on_spec_bench():
             assert theirs(turn).input_ids == ours.encode(turn)
 
 
-def test_special_tokens_leave_no_text_even_if_they_are_normalized(llamas_json):
-    """As in folders of Llama 1 and 2 from older versions of transformers."""
-    file = llamas_json / "tokenizer.json"
-    tokens = json.loads(file.read_text())["added_tokens"]
-    tokens = [token | {"normalized": True} for token in tokens]
-    change_json(file, added_tokens=tokens, normalizer={"type": "Prepend", "prepend": "▁"})
-    plain = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
-    (llamas_json / "tokenizer_config.json").write_text(json.dumps(plain))
-    ours = Tokenizer(llamas_json)
-    assert ours.decode([1, *ours.encode("a日"), ours.eos_id]) == "a日"
+def test_a_published_folder_gives_what_transformers_gives(trained):
+    """Ids, texts, and prompts by the template, with its options; no second BOS."""
+    save_trained(trained, chat_template="{{ bos_token }}" + CHATML + THINK)
+    ours, theirs = Tokenizer(trained), AutoTokenizer.from_pretrained(trained)
+    assert_agree(ours, theirs, [*TEXTS, *SAID, "", *odd_texts(["<|begin|>", "<|eot|>"])])
+    for options in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
+        for count in (1, 3, 5):
+            said = [{"role": "system", "content": " Be <|eot|> brief.\n"}, *messages(SAID[:count])]
+            prompt = {"add_generation_prompt": True, "return_dict": False} | options
+            expected = theirs.apply_chat_template(said, **prompt)
+            assert ours.encode_chat(said, template_options=options) == expected
+    text = theirs.apply_chat_template(messages(SAID[:2]), tokenize=False)
+    assert ours.chat_format.render(messages(SAID[:2])) == text
 
 
-@pytest.mark.parametrize("own", [b"", b"\x1a\x02\x18\x00"])
-@pytest.mark.parametrize("config", [{}, {"add_prefix_space": False}])
-def test_the_first_space_is_the_configs_and_not_the_models(tmp_path, own, config):
-    """transformers 4 saves a tokenizer.model without it, and puts the space there itself."""
-    folder = sentencepiece_folder(tmp_path / "m", config)
-    file = folder / "tokenizer.model"
-    file.write_bytes(file.read_bytes() + own)
-    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-    assert_agree(ours, theirs, ["Hello world", "Hey", "a</s>b", "line\nbreak"])
+def test_options_that_a_format_has_not(trained, tmp_path):
+    ours = Tokenizer(save_trained(trained, chat_template=CHATML + THINK))
+    for wrong in ("enable_thiking", "messages"):
+        with pytest.raises(ValueError, match=f"fails: it has no option {wrong!r}"):
+            ours.encode_chat("Hi", template_options={wrong: False})
+    plain = Tokenizer(sentencepiece_folder(tmp_path / "base", {}))
+    with pytest.raises(ValueError, match="it has no options"):
+        plain.encode_chat("Hi", template_options={"enable_thinking": False})
 
 
-NAMES = ["<|im_start|>", "<|im_end|>", "<|im_end|>x", "<mask>"]
-IDS = {name: number for number, name in enumerate(NAMES, 1024)}
-BY_ID = {str(IDS[name]): added(name, special=name != "<mask>") for name in NAMES}
-BY_ID |= {"0": added("<unk>"), "1": added("<s>"), "2": added("</s>")}
-UNNAMED = {number: token | {"special": number == "2"} for number, token in BY_ID.items()}
-FOLDERS = [
-    ({}, {}),
-    ({"additional_special_tokens": NAMES[:2], "legacy": False}, {"added_tokens": IDS}),
-    ({"added_tokens_decoder": BY_ID, "eos_token": "<|im_end|>"}, {"added_tokens": IDS}),
-    ({"added_tokens_decoder": BY_ID, "legacy": True}, {}),
-    ({"bos_token": added("<s>", __type="AddedToken"), "use_mask_token": True}, {}),
-    *(({name: None}, {}) for name in ("bos_token", "add_bos_token", "eos_token")),
-    ({}, {"added_tokens": IDS, "special_tokens_map": {"eos_token": {"content": "<|im_end|>"}}}),
-    ({"added_tokens_decoder": UNNAMED, "eos_token": "<|im_end|>", "pad_token": "<mask>"}, {}),
-]
+def test_a_template_that_fails(trained):
+    for template, message in (
+        ("{% for %}", "Expected"),
+        ("{{ raise_exception('roles must\nalternate') }}", "roles must alternate"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ([{"name": "rag", "template": "x"}], "multiple chat templates"),
+    ):
+        ours = Tokenizer(save_trained(trained, chat_template=template))
+        raises_line(ours.encode_chat, ValueError, f"{trained} fails: .*{message}", ["Hi"])
 
 
-@pytest.mark.parametrize(("config", "files"), FOLDERS)
-def test_added_tokens_of_a_tokenizer_model_equal_transformers(tmp_path, config, files):
-    """Of tokens of which one begins the other the longest wins. One that has a name is special."""
-    folder = sentencepiece_folder(tmp_path / "m", config, **files)
-    theirs = equals_transformers(folder)
-    theirs.save_pretrained(folder)  # with a tokenizer.json
-    equals_transformers(folder)
+def test_vicunas_format(tokenizer):
+    """As FastChat writes it; each round is encoded on its own, the EOS after each answer."""
+    said = ["Hi", "Hello", "And you?"]
+    first = tokenizer.encode(f"{VICUNA_SYSTEM} USER: Hi ASSISTANT: Hello</s>")
+    second = tokenizer.encode("USER: And you? ASSISTANT:")[1:]
+    assert tokenizer.encode_chat(said) == [*first, *second]
+    brief = tokenizer.encode("Be brief. USER: Hi ASSISTANT:")
+    assert tokenizer.encode_chat(["Hi"], system="Be brief.") == brief
+    assert tokenizer.encode_chat(["Hi"], system="") == tokenizer.encode("USER: Hi ASSISTANT:")
 
 
-def test_of_tokens_that_overlap_the_one_in_normalised_text_is_found_last(tmp_path):
-    own = BY_ID | {"1024": added("a<", special=False, normalized=True), "1025": added("<x>")}
-    folder = sentencepiece_folder(tmp_path / "m", {"added_tokens_decoder": own})
-    assert_agree(Tokenizer(folder), AutoTokenizer.from_pretrained(folder), ["a<x>b", "za<x>"])
+def test_the_format_of_a_folder(tmp_path):
+    """Its own, Vicuna's by its name, or plain text: no other model's format is made up for it."""
+    assert "Vicuna" in Tokenizer(sentencepiece_folder(tmp_path / "vicuna-7b", {})).chat_format.name
+    base = Tokenizer(sentencepiece_folder(tmp_path / "0a1b", {}))
+    assert base.encode_chat(["Hi"]) == base.encode("Hi\n")
+    expected = base.encode("Hi\nHello</s>\nAnd you?\n")
+    assert base.encode_chat(["Hi", "Hello", "And you?"]) == expected
+    link = tmp_path / "vicuna-13b"  # as into a cache, whose folders are called by checksums
+    link.symlink_to(tmp_path / "0a1b")
+    assert "Vicuna" in Tokenizer(link).chat_format.name
+    (tmp_path / "vicuna-7b/chat_template.jinja").write_text("{{ messages[0]['content'] }}.\n")
+    own = Tokenizer(tmp_path / "vicuna-7b").chat_format
+    assert own.is_template and own.render(messages(["Hi"])) == "Hi."
 
 
-def equals_transformers(folder):
-    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-    assert ours.eos_id == theirs.eos_token_id
-    assert_agree(ours, theirs, odd_texts([*NAMES, "<s>", "</s>", "<unk>"]))
-    return theirs
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"legacy": False},
-        {"legacy": True},
-        {"legacy": None, "eos_token": "</s>"},
-        {"add_prefix_space": False},
-        {"add_prefix_space": True, "legacy": True},
-        {"bos_token": None},  # its tokenizer.json puts one nevertheless
-    ],
-)
-def test_llamas_class_says_where_spaces_are_put(tmp_path, changes):
-    """Whatever the tokenizer.json says, which has the last word on the BOS."""
-    folder = sentencepiece_folder(tmp_path / "m", changes)
-    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
-    content = json.loads((folder / "tokenizer.json").read_text())
-    content["model"]["byte_fallback"] = False
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-    spaces = [{"type": "Prepend", "prepend": "▁"}, replace]  # as Llama 2's file has them
-    content |= {"normalizer": {"type": "Sequence", "normalizers": spaces}, "pre_tokenizer": None}
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    settings = {"tokenizer_class": "LlamaTokenizerFast"} | changes
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    for post_processor in (content["post_processor"], None):
-        change_json(folder / "tokenizer.json", post_processor=post_processor)
-        ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-        assert_agree(ours, theirs, [*TEXTS, *odd_texts(["<s>", "</s>", "<unk>"])])
-        assert ours.eos_id == theirs.eos_token_id == 2
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
-@pytest.mark.parametrize("name", ["Qwen2Tokenizer", "PreTrainedTokenizerFast", None])
-def test_qwens_class_has_steps_of_its_own(tmp_path, kind, name):
-    """Qwen2 is read by its class whatever tokenizer_config.json says, Qwen3 if it says nothing."""
-    save_trained(tmp_path, more=["<|endoftext|>"])  # with Llama 3's steps
-    tokens = json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"]
-    tokens[-1]["rstrip"] = True  # the class does not take this over
-    change_json(tmp_path / "tokenizer.json", added_tokens=tokens)
-    shutil.copy(WEIGHTS / "mini-7b/config.json", tmp_path)
-    change_json(tmp_path / "config.json", model_type=kind, architectures=None, tokenizer_class=name)
-    ours, theirs = with_config(tmp_path, tokenizer_class=None, unk_token="<|endoftext|>")
-    assert_agree(ours, theirs, [*TEXTS, *SAID, *odd_texts(["<|endoftext|>", "<|eot|>"])])
-
-
-@pytest.mark.parametrize("name", ["LlamaTokenizerFast", "PreTrainedTokenizer", None])
-def test_bytes_of_any_class(tmp_path, name):
-    """No name is made up beyond the vocabulary, and another model's pieces are passed over."""
-    save_trained(tmp_path)
-    for stale in ("tokenizer.model", "config.json"):
-        shutil.copy(WEIGHTS / "mini-7b" / stale, tmp_path)
-    ours, _ = with_config(tmp_path, tokenizer_class=name)
-    # Older releases of transformers misread such a file where its class is Llama's.
-    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    assert_agree(ours, theirs, [*TEXTS, *odd_texts(["<unk>", "<s>", "</s>", "<|eot|>"])])
-    assert max(max(ours.encode(text)) for text in ("<unk>", "<s>", "</s>")) < 600
-
-
-@pytest.mark.parametrize("like", ["llama-3", "smollm2"])
-def test_tokenizer_json_gives_the_ids_of_transformers(tmp_path, like):
-    save_trained(tmp_path, like)
-    for changes in ({}, {"add_bos_token": False}, {"bos_token": None}):
-        ours, theirs = with_config(tmp_path, **changes)
-        assert_agree(ours, theirs, [*TEXTS, *SAID, "", *odd_texts(["<|begin|>", "<|start|>"])])
-        assert ours.eos_id == 4
+def test_what_messages_are(tokenizer):
+    """Texts in turn or dictionaries, of which the system's may be the first."""
+    hi, system = {"role": "user", "content": "Hi"}, {"role": "system", "content": "Be brief."}
+    expected = tokenizer.encode_chat(["Hi"])
+    for same in ("Hi", hi, iter([hi]), [hi | {"name": "Anna"}]):
+        assert tokenizer.encode_chat(same) == expected
+    brief = tokenizer.encode_chat([system, hi])
+    assert brief == tokenizer.encode_chat("Hi", system="Be brief.") != expected
+    for wrong in ([], None, ["Hi", hi], [{}], [system]):
+        raises_line(tokenizer.encode_chat, ValueError, "expected texts, user and", wrong)
+    raises_line(tokenizer.encode_chat, ValueError, "user and assistant in turn", [hi, hi])
+    raises_line(tokenizer.encode_chat, ValueError, "at most one system", [system, hi], "Be brief.")
+    raises_line(tokenizer.encode_chat, ValueError, "expected texts", "Hi", 5)
 
 
 def test_missing_and_damaged_files(tmp_path, trained, monkeypatch):
@@ -275,10 +291,9 @@ def test_missing_and_damaged_files(tmp_path, trained, monkeypatch):
         ("tokenizer.model", "not a model"),
     ):
         (tmp_path / name).write_text(content)
-        raises_line(Tokenizer, ValueError, "is not read", tmp_path)
+        raises_line(Tokenizer, ValueError, f"the tokenizer in {tmp_path} is not read: ", tmp_path)
         (tmp_path / name).unlink()
-    folder = sentencepiece_folder(tmp_path / "m", {"added_tokens_decoder": {"7": {"id": 7}}})
-    raises_line(Tokenizer, ValueError, "is damaged .'content'", folder)
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    monkeypatch.delitem(sys.modules, "s2d.checkpoint.tokenizer_json", raising=False)
-    raises_line(Tokenizer, ModuleNotFoundError, "import of tokenizers halted", trained)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "s2d.checkpoint.published", raising=False)
+    line = f"the tokenizer in {trained} is read by transformers: pip install transformers "
+    raises_line(Tokenizer, ModuleNotFoundError, line, trained)

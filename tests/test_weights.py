@@ -116,7 +116,7 @@ def test_tensors_that_do_not_fit(folder):
 
 LLAMA3 = dict(type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
 REFUSED = [
-    (dict(model_type="mistral"), "model_type is 'mistral'; only llama, qwen2, qwen3 are supported"),
+    (dict(model_type="gemma"), "model_type is 'gemma'; only llama, mistral, qwen2, qwen3 are"),
     (dict(architectures=["LlamaBiModel"]), "architectures has 'LlamaBiModel'; only"),
     (dict(quantization_config={"quant_method": "x"}), "quantization_config is .*; only None"),
     (dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
@@ -156,16 +156,14 @@ def test_layers_that_are_left_out_are_not_read(sharded, monkeypatch):
     refused(FileNotFoundError, "00007-of-00008.safetensors is missing", sharded)
 
 
-def test_a_dtype_that_is_not_fast_is_only_used_if_it_is_asked_for(folder, monkeypatch):
+def test_a_dtype_that_is_not_fast_is_only_used_if_it_is_asked_for(monkeypatch):
     gpu = torch.device("cuda", 0)
     for capability, expected in (((7, 5), torch.float32), ((8, 0), torch.bfloat16)):
-        change_json(folder / "config.json", torch_dtype="bfloat16")
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, own=capability: own)
-        assert choose_dtype("auto", gpu, folder) == expected
-        assert choose_dtype("bfloat16", gpu, folder) == torch.bfloat16
-    change_json(folder / "config.json", torch_dtype="float64")
-    assert choose_dtype("auto", torch.device("cpu"), folder) == torch.float64
-    assert choose_dtype("auto", torch.device("mps"), folder) == torch.float32
+        assert choose_dtype("auto", gpu, "bfloat16") == expected
+        assert choose_dtype("bfloat16", gpu, "float32") == torch.bfloat16
+    assert choose_dtype("auto", torch.device("cpu"), "float64") == torch.float64
+    assert choose_dtype("auto", torch.device("mps"), "float64") == torch.float32
 
 
 def equals_transformers(folder):

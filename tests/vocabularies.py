@@ -6,17 +6,13 @@ import shutil
 
 import tokenizers
 from helpers import WEIGHTS
-from transformers import AutoTokenizer
 
-from s2d import Tokenizer
 from s2d.checkpoint.chat import VICUNA_SYSTEM
 
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-QWENS_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|" + SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 TEXTS = ["Hello world", "  two  spaces ", "Die Königin hört 123 Vögel."]
 TEXTS += ["line\nbreak\ttab", "日本語 🙂 ¿qué?", "a</b>c"]
 SAID = ["  Hi there, 12345 \n", "Hello! 日本 naïve", "And you? <|eot|>", "skip me", "Bye"]
-PROMPT = {"add_generation_prompt": True, "return_dict": False}  # transformers' for an answer
 ODD = [" ", "  ", "\n", "\r\n", "\t", "\u3000", "\x1c", "\x00", "▁", "a", "Hi", "word", " the"]
 ODD += ["ing", "日", "é", "\u0301", "🙂", "<0x0A>", "<", "|>", "'s", "123", "</", "s>"]
 BRACKETS = """{% for m in messages %}{% if m['role'] == 'user' -%}
@@ -26,6 +22,7 @@ CHATML = """{% for m in messages %}<|im_start|>{{ m['role'] }}
 {{ m['content'] }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+THINK = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"  # as Qwen3's
 
 
 def messages(said):
@@ -37,7 +34,7 @@ def messages(said):
 def odd_texts(names):
     """Random texts of what is hard to cut, the ``names`` of special tokens among it."""
     rng, parts = random.Random(0), [*ODD, *names]
-    return ["".join(rng.choices(parts, k=rng.randrange(1, 12))) for _ in range(400)]
+    return ["".join(rng.choices(parts, k=rng.randrange(1, 12))) for _ in range(300)]
 
 
 def in_groups(ids, rng):
@@ -56,21 +53,14 @@ def assert_agree(ours, theirs, texts):
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
 
 
-def save_trained(folder, like="llama-3", more=()):
-    """A byte-level tokenizer.json: of Llama 3's kind, with a BOS, or SmolLM2's, Qwen's, without.
+def save_trained(folder, more=(), **changes):
+    """A folder with a byte-level tokenizer.json of Llama 3's kind, in which ``more`` is added.
 
-    The tokens ``more`` are added, and are not special.
+    ``changes`` are of its tokenizer_config.json.
     """
-    model = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=like == "llama-3"))
-    bytes_ = tokenizers.pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=like == "smollm2"
-    )
+    model = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=True))
+    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     words = tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT), "isolated")
-    if like == "smollm2":
-        words = tokenizers.pre_tokenizers.Digits(individual_digits=True)
-    if like == "qwen":
-        words = tokenizers.pre_tokenizers.Split(tokenizers.Regex(QWENS_SPLIT), "isolated")
-        model.normalizer = tokenizers.normalizers.NFC()
     model.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([words, bytes_])
     model.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
@@ -79,21 +69,14 @@ def save_trained(folder, like="llama-3", more=()):
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
     )
     model.train_from_iterator([*TEXTS, VICUNA_SYSTEM, *SAID] * 3, trainer)
-    if like == "llama-3":
-        begin = {"single": "<|begin|> $A", "special_tokens": [("<|begin|>", 0)]}
-        model.post_processor = tokenizers.processors.TemplateProcessing(**begin)
+    begin = {"single": "<|begin|> $A", "special_tokens": [("<|begin|>", 0)]}
+    model.post_processor = tokenizers.processors.TemplateProcessing(**begin)
     model.add_tokens(list(more))
     model.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def with_config(folder, **changes):
-    """Our tokenizer and transformers' of a trained folder with another tokenizer_config.json."""
-    eos = {"__type": "AddedToken", "content": "<|eot|>", "special": True}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin|>"}
-    config |= {"eos_token": eos} | changes
+    config |= {"eos_token": "<|eot|>"} | changes
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    return folder
 
 
 def sentencepiece_folder(folder, changes, **files):

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ..checkpoint.pair import Pair
 from ..generation import generate
 from ..model import Llama
+from ..pair.loading import Pair
 from ..stats import Generation
 from .measure import Question, Run, Turn, ask_turns, measure, time_run
 from .tables import Comparison

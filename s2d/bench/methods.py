@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import load_model
-from ..checkpoint.config import read_config
-from ..checkpoint.names import find_draft, find_target
-from ..checkpoint.pair import Choice, Pair, choose_pair, load_chosen
+from ..checkpoint.config import ModelFolder, read_folder
 from ..cli.program import Parser, add_drafting_options
 from ..model import Llama
 from ..options import Options, default_drafting
+from ..pair.loading import Choice, Pair, choose_pair, load_chosen
+from ..pair.names import find_draft, find_target
 
 
 def default_methods(target: str, draft: Path | None, exits: Sequence[int] | None) -> list[str]:
@@ -24,10 +24,10 @@ def default_methods(target: str, draft: Path | None, exits: Sequence[int] | None
 
     ``exits`` take the place of the draft's own. Without a draft, it is exit 0.
     """
-    found = find_draft(find_target(target), draft, exits).draft
+    found = find_draft(read_folder(find_target(target)), draft, exits).draft
     if found is None:
         return ["s2d-tree:exits=0"]
-    exits = exits or default_drafting(read_config(found)).exits
+    exits = exits or default_drafting(found.config).exits
     single = [f"sd:exits={each}" for each in exits]
     together = ",".join(map(str, exits))
     names = f"mcsd:exits={exits[-1]}", f"s2d:exits={together}", f"s2d-tree:exits={together}"
@@ -71,14 +71,14 @@ def load_methods(
     A draft is loaded up to the last exit that any of the methods uses. ``quick``: see
     ``load_model``.
     """
-    layers_of: dict[Path, int] = {}
+    layers_of: dict[ModelFolder, int] = {}
     for choice in choices.values():
         draft = choice.found.draft
         if draft is not None:
             layers_of[draft] = max(choice.options.exits[-1], layers_of.get(draft, 0))
     load_once = cache(load_model)
 
-    def load(folder: Path, device: str, dtype: Any, layers: int | None = None) -> Llama:
+    def load(folder: ModelFolder, device: str, dtype: Any, layers: int | None = None) -> Llama:
         if layers is not None:
             layers = layers_of[folder]
         return load_once(folder, device, dtype, quick=quick, layers=layers)

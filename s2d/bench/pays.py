@@ -27,7 +27,7 @@ def measure_costs(args: Namespace) -> None:
     choices = choose_methods(args.target, {name: name for name in names}, args.draft)
     pairs = load_methods(choices, args.device, args.dtype)
     target = pairs["ar"].target
-    name = pairs["ar"].folder.name
+    name = pairs["ar"].folder.path.name
     print(f"{name} on {placement(target)}\n")
     together = pairs[names[-1]]  # all exits
     costs = {"target": time_passes(target, target.config.num_hidden_layers)}

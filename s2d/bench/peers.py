@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from ..checkpoint import empty_model
-from ..checkpoint.config import config_to_dict, read_config
+from ..checkpoint.config import config_to_dict
 from ..checkpoint.notices import tell
-from ..checkpoint.pair import Choice
 from ..model import Llama
+from ..pair.loading import Choice
 from .measure import Run
 
 ASSISTED = "transformers assisted"
@@ -62,9 +62,9 @@ def choose_assistant(chosen: list[dict[str, Choice]]) -> str:
 def may_assist(choice: Choice) -> bool:
     """Whether the draft is another model, and both vocabularies have one size, padding included."""
     draft = choice.found.draft
-    if draft is None or draft.samefile(choice.folder):
+    if draft is None or draft.path.samefile(choice.folder.path):
         return False
-    return read_config(draft).vocab_size == read_config(choice.folder).vocab_size
+    return draft.config.vocab_size == choice.folder.config.vocab_size
 
 
 def peers_of(target: Llama, draft: Llama | None) -> dict[str, Run]:

@@ -20,7 +20,7 @@ from .peers import choose_assistant, peers_of
 from .specbench import corpus_questions, read_questions, write_answers
 from .tables import LEGEND, MEASURES, Comparison, mean_column, table, write_plot
 
-PACKAGES = "torch", "transformers", "numpy", "safetensors", "sentencepiece", "tokenizers"
+PACKAGES = "torch", "transformers", "numpy", "safetensors", "sentencepiece"
 
 
 def measure_speed(args: Namespace) -> int:

@@ -1,18 +1,13 @@
 """How a dialogue becomes the text of a prompt.
 
-By the folder's own template, in jinja; or in Vicuna's format, which no folder brings; or, if there
-is neither, as plain text.
+By the folder's own template (published.py); or in Vicuna's format, which no folder brings; or, if
+there is neither, as plain text.
 """
 
-import json
-import re
 from collections.abc import Callable, Iterable
-from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
-
-from .files import read_text
+from typing import Any, NamedTuple
 
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -86,63 +81,10 @@ def render_plain(eos: str, dialogue: list[Message]) -> str:
     return text
 
 
-def render_template(
-    folder: Path, source: str, tokens: dict[str, str], dialogue: list[Message], **options: Any
-) -> str:
-    """A folder's own template, in jinja; ``tokens`` are {"bos_token": text, ...}."""
-    given = {"messages": dialogue, "tools": None, "documents": None}
-    given["add_generation_prompt"] = dialogue[-1]["role"] != "assistant"
-    try:
-        template, names = compile_template(source)
-        for name in options:
-            if name in given or name not in names:
-                raise ValueError(f"it has no option {name!r}")
-        return template.render(tokens | options | given)
-    except Exception as error:  # a template is a program: anything can go wrong in it
-        reason = str(error).replace("\n", " ")
-        raise ValueError(f"the chat template of {folder} fails: {reason}") from None
-
-
-def read_chat_format(folder: Path, config: dict[str, Any], tokens: dict[str, str]) -> ChatFormat:
-    """A folder's own template; Vicuna's format if the folder's name says so; or plain text.
-
-    ``config`` is what is in tokenizer_config.json; ``tokens`` are {"bos_token": text, ...}. As in
-    transformers, chat_template.jinja takes the place of what is there. Raises ValueError if the
-    folder has several templates.
-    """
-    file = folder / "chat_template.jinja"
-    source = read_text(file) if file.is_file() else config.get("chat_template")
-    if isinstance(source, (list, dict)):
-        raise ValueError(f"{folder} has several chat templates; write one to {file.name} there")
-    if source:
-        render = partial(render_template, folder, source, tokens)
-        return ChatFormat("the folder's own chat template", render, is_template=True)
-    eos = tokens.get("eos_token", "")
+def format_by_name(folder: Path, eos: str) -> ChatFormat:
+    """Vicuna's format if the folder's name says so, or plain text; ``eos`` is the EOS's text."""
     names = folder.absolute().name.lower(), folder.resolve().name.lower()  # it may be a link
     if any("vicuna" in name or name.startswith("mini-") for name in names):
         return ChatFormat("Vicuna's format (by the folder's name)", partial(render_vicuna, eos))
     words = "plain text (the folder has no chat template)"
     return ChatFormat(words, partial(render_plain, eos), is_plain=True)
-
-
-@cache
-def compile_template(source: str) -> tuple[Any, set[str]]:
-    """A template in jinja as transformers sets it up, and the names that it may be given."""
-    from jinja2.meta import find_undeclared_variables  # not every model needs the package
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-    # transformers' own tags around what an assistant says, which mark it for training.
-    source = re.sub(r"(\{%[-+]?\s*(?:end)?)generation\b", r"\1with", source)
-    template = environment.from_string(source)
-    return template, find_undeclared_variables(environment.parse(source))
-
-
-def refuse(message: str) -> NoReturn:
-    """What a template calls if it is given what it cannot render."""
-    raise ValueError(message)

@@ -1,11 +1,8 @@
-"""config.json of a Hugging Face folder <-> LlamaConfig; other models are refused.
-
-The models are Llama, Qwen2 (which is also Qwen2.5's architecture) and Qwen3.
-"""
+"""config.json of a Hugging Face folder <-> LlamaConfig; other models are refused."""
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,12 +10,26 @@ from ..model import Drafting, LlamaConfig
 from ..options import default_thresholds
 from .files import read_json
 
-# {model_type: its name in "architectures"}
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
+
+class Architecture(NamedTuple):
+    """A kind of Llama: what its config.json leaves unsaid, by the defaults of transformers."""
+
+    bos: int | None = None
+    eos: int | None = None
+    head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    windows: str = "never"  # when layers have a sliding window; see ``has_window``
+
+
+ARCHITECTURES = {  # by model_type
+    "llama": Architecture(bos=1, eos=2),
+    "mistral": Architecture(bos=1, eos=2, windows="by default"),
+    "qwen2": Architecture(qkv_bias=True, windows="if switched on"),
+    "qwen3": Architecture(qk_norm=True, head_dim=128, windows="if switched on"),
 }
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+SIZES += ("num_attention_heads",)
 # Keys that change what a model computes, unless they are missing, null or as here.
 PLAIN = {
     "attention_bias": False,
@@ -33,8 +44,16 @@ PADDING = 128
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-def read_config(path: Path | str) -> LlamaConfig:
-    """config.json of the folder ``path``, as transformers 4 or 5 writes it -> LlamaConfig.
+class ModelFolder(NamedTuple):
+    """The folder of a model, of which config.json is read, and no weights yet."""
+
+    path: Path
+    config: LlamaConfig
+    dtype: str  # of the weights, as config.json says
+
+
+def read_folder(path: Path | str) -> ModelFolder:
+    """Read config.json of the folder ``path``, as transformers 4 or 5 writes it.
 
     As in transformers, generation_config.json has the last word on the tokens that end an answer.
     Raises FileNotFoundError for a missing folder or file, and ValueError.
@@ -49,58 +68,53 @@ def read_config(path: Path | str) -> LlamaConfig:
     if generation.get("eos_token_id") is not None:
         raw["eos_token_id"] = generation["eos_token_id"]
     try:
-        return config_from_dict(raw)
+        config = config_from_dict(raw)
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file}: {error}") from None
+    dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
+    return ModelFolder(file.parent, config, dtype)
 
 
 def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
     """The fields of a config.json -> LlamaConfig; ValueError for another model."""
     kind = raw.get("model_type") or "llama"
+    if kind not in ARCHITECTURES:
+        names = ", ".join(ARCHITECTURES)
+        raise ValueError(f"model_type is {kind!r}; only {names} are supported")
+    architecture = ARCHITECTURES[kind]
     refuse_other_models(raw, kind)
-    layers = number(raw, "num_hidden_layers")
-    if has_window(raw, kind, layers):
-        raise ValueError("some layers have a sliding window; only full attention is supported")
-    vocab_size = number(raw, "vocab_size")
-    hidden_size = number(raw, "hidden_size")
-    heads = number(raw, "num_attention_heads")
+    sizes = {name: number(raw, name) for name in SIZES}
+    heads = sizes["num_attention_heads"]
     kv_heads = number(raw, "num_key_value_heads", heads)
-    head_dim = number(raw, "head_dim", 128 if kind == "qwen3" else hidden_size // heads)
+    head_dim = number(raw, "head_dim", architecture.head_dim or sizes["hidden_size"] // heads)
     if heads % kv_heads or head_dim % 2:
         raise ValueError(
             f"{heads} attention heads must be a multiple of {kv_heads} key/value heads, and "
             f"head_dim {head_dim} must be even"
         )
-    eos = raw.get("eos_token_id", 2 if kind == "llama" else None)
+    eos = raw.get("eos_token_id", architecture.eos)
     if not isinstance(eos, list):
         eos = [] if eos is None else [eos]
     return LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=number(raw, "intermediate_size"),
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
+        **sizes,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=number(raw, "max_position_embeddings", 2048),
         rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, float),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
-        bos_token_id=raw.get("bos_token_id", 1 if kind == "llama" else None),
+        bos_token_id=raw.get("bos_token_id", architecture.bos),
         # Some files have the id of no token, such as -1; it ends no answer.
-        eos_token_ids=tuple(token for token in eos if 0 <= token < vocab_size),
-        qkv_bias=kind == "qwen2",
-        qk_norm=kind == "qwen3",
-        drafting=read_drafting(raw, layers),
+        eos_token_ids=tuple(token for token in eos if 0 <= token < sizes["vocab_size"]),
+        qkv_bias=architecture.qkv_bias,
+        qk_norm=architecture.qk_norm,
+        drafting=read_drafting(raw, sizes["num_hidden_layers"]),
         **read_rope(raw),
     )
 
 
 def refuse_other_models(raw: dict[str, Any], kind: str) -> None:
     """Raise ValueError for a config.json that asks for what is not implemented."""
-    if kind not in ARCHITECTURES:
-        names = ", ".join(ARCHITECTURES)
-        raise ValueError(f"model_type is {kind!r}; only {names} are supported")
-    only = ARCHITECTURES[kind]
+    only = f"{kind.capitalize()}ForCausalLM"
     for name in raw.get("architectures") or []:
         if name.lower() != only.lower():  # many write LLaMAForCausalLM
             raise ValueError(f"architectures has {name!r}; only {only} is supported")
@@ -108,9 +122,11 @@ def refuse_other_models(raw: dict[str, Any], kind: str) -> None:
         value = raw.get(key)
         if value is None or value == plain:
             continue
-        if key == "attention_bias" and kind == "qwen2":  # it has them, whatever the file says
+        if key == "attention_bias" and ARCHITECTURES[kind].qkv_bias:  # whatever the file says
             continue
         raise ValueError(f"{key} is {value!r}; only {plain!r} is supported")
+    if has_window(raw, ARCHITECTURES[kind].windows):
+        raise ValueError("some layers have a sliding window; only full attention is supported")
 
 
 def number(raw: dict[str, Any], key: str, default: float | None = None, kind: type = int) -> Any:
@@ -124,14 +140,16 @@ def number(raw: dict[str, Any], key: str, default: float | None = None, kind: ty
     return kind(value)
 
 
-def has_window(raw: dict[str, Any], kind: str, layers: int) -> bool:
+def has_window(raw: dict[str, Any], windows: str) -> bool:
     """Whether a layer attends to a window alone, by the keys and defaults of transformers."""
+    no_window = raw.get("sliding_window", 4096) is None
+    if windows == "by default":
+        return not no_window
     if raw.get("layer_types") is not None:
         return set(raw["layer_types"]) != {"full_attention"}
-    if kind == "llama" or not raw.get("use_sliding_window"):
+    if windows == "never" or no_window or not raw.get("use_sliding_window"):
         return False
-    window = raw.get("sliding_window", 4096)
-    return window is not None and raw.get("max_window_layers", 28) < layers
+    return raw.get("max_window_layers", 28) < number(raw, "num_hidden_layers")
 
 
 def read_rope(raw: dict[str, Any]) -> dict[str, Any]:
@@ -188,11 +206,10 @@ def refuse_other_size(draft_config: LlamaConfig, vocab_size: int) -> None:
 def config_to_dict(config: LlamaConfig, dtype: torch.dtype) -> dict[str, Any]:
     """LlamaConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it."""
     raw = asdict(config)
-    kind = "qwen3" if raw.pop("qk_norm") else "llama"
-    if raw.pop("qkv_bias"):
-        kind = "qwen2"
-    raw["model_type"] = kind
-    raw["architectures"] = [ARCHITECTURES[kind]]
+    parts = raw.pop("qkv_bias"), raw.pop("qk_norm")
+    kinds = [kind for kind, each in ARCHITECTURES.items() if (each.qkv_bias, each.qk_norm) == parts]
+    raw["model_type"] = kinds[0]  # a Mistral's weights are those of a Llama
+    raw["architectures"] = [f"{kinds[0].capitalize()}ForCausalLM"]
     raw["hidden_act"] = "silu"
     raw["torch_dtype"] = str(dtype).removeprefix("torch.")
     eos = raw.pop("eos_token_ids")

@@ -10,9 +10,6 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-# How PyTorch says that it could not write a file, as on a full disk.
-DISK = "PytorchStreamWriter failed", "iostream error", "unexpected pos"
-
 
 def read_text(path: Path) -> str:
     """The text of a file in UTF-8, with or without a byte order mark."""
@@ -63,11 +60,9 @@ def staged(path: Path | str) -> Iterator[Path]:
         stage.parent.mkdir()
         try:
             yield stage
-        except (SafetensorError, RuntimeError) as error:
+        except (SafetensorError, RuntimeError) as error:  # how a full disk is said
             first = str(error).partition("\n")[0]
-            if isinstance(error, SafetensorError) or any(words in first for words in DISK):
-                raise OSError(f"{path} cannot be written: {first}") from None
-            raise
+            raise OSError(f"{path} cannot be written: {first}") from None
         # safetensors lets only the owner read its files. These get what a new file has.
         Path(folder, "plain").touch()
         mode = Path(folder, "plain").stat().st_mode

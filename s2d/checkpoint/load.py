@@ -15,43 +15,36 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..model import Llama
-from .config import config_to_dict, read_config
+from .config import ModelFolder, config_to_dict, read_folder
 from .files import read_json, refuse_existing, staged
-from .names import find_target
+from .layout import quicken
 from .notices import progress
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 # What a model is spoken to with, and where its answers end: copied with its weights.
-COMPANIONS = (
-    "tokenizer.model",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
-# The name and shape of a tensor -> the slices of it to load.
-Share = Callable[[str, tuple[int, ...]], slice | tuple[slice, ...]]
+COMPANIONS = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "added_tokens.json")
+COMPANIONS += ("special_tokens_map.json", "chat_template.jinja", "generation_config.json")
+# The name of a tensor, and the tensor that a file has -> the part of it that is loaded.
+Share = Callable[[str, Tensor], Tensor]
 
 
 def load_model(
-    path: Path | str,
+    folder: Path | str | ModelFolder,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str = "auto",
     share: Share | None = None,
     quick: bool = True,
     layers: int | None = None,
 ) -> Llama:
-    """Load a Llama from the folder ``path``, tensor by tensor straight onto ``device``.
+    """Load a Llama from a ``folder``, tensor by tensor straight onto ``device``.
 
     Args:
-        path: a folder, or a name that ``find_target`` knows, such as "13b".
+        folder: where it is, or what ``read_folder`` has read there.
         device: see ``check_device``.
-        dtype: see ``choose_dtype``.
-        share: name and shape of a tensor -> the slices of it to load (tensor_parallel.py).
-        quick: on a CPU, lay weights out anew for matmuls of a few rows (speed/layout.py).
+        dtype: a dtype, its name, or "auto": see ``choose_dtype``.
+        share: what is loaded of each tensor, if that is a part of it (speed/tensor_parallel.py).
+        quick: on a CPU, lay weights out anew for matmuls of a few rows (layout.py).
         layers: how many of the first layers to read: a draft needs those up to its last exit. The
             others need not be in the folder. If config.json names exits after these layers, the
             model has no exits.
@@ -59,10 +52,11 @@ def load_model(
     Tensors that no layer needs are left out. Raises FileNotFoundError, or ValueError for what is
     not a Llama this project can run.
     """
-    path = find_target(path)
+    if not isinstance(folder, ModelFolder):
+        folder = read_folder(folder)
+    path, config, stored_dtype = folder
     device = check_device(device)
-    config = read_config(path)
-    dtype = choose_dtype(dtype, device, path)
+    dtype = choose_dtype(dtype, device, stored_dtype)
     stored = config.num_hidden_layers
     layers = stored if layers is None else layers
     if layers not in range(1, stored + 1):
@@ -75,39 +69,37 @@ def load_model(
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     shapes[HEAD] = shapes[EMBEDDING]  # which a tied model may have, too
     not_read = tuple(f"model.layers.{layer}." for layer in range(layers, stored))
-    missing = set(shapes)
-    tensors = read_tensors(path, not_read)
-    for file, name, tensor in progress(tensors, f"reading {path}: tensors", len(shapes)):
+    tensors: dict[str, Tensor] = {}
+    stored_tensors = read_tensors(path, not_read)
+    for file, name, tensor in progress(stored_tensors, f"reading {path}: tensors", len(shapes)):
         if name not in shapes:
             refuse_if_needed(file, name, layers)
             continue
+        if share is not None:
+            tensor = share(name, tensor)
         if tuple(tensor.shape) != shapes[name] or tensor.dtype not in DTYPES.values():
             found = f"{tuple(tensor.shape)} in {tensor.dtype}; expected {shapes[name]}"
             raise ValueError(f"{file}: {name} is {found}, not quantised")
-        if share is not None:
-            tensor = tensor[share(name, shapes[name])].contiguous()
-        tensor = tensor.to(device, dtype, copy=True)  # so that the file is not needed any more
-        module, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(module), leaf, nn.Parameter(tensor, requires_grad=False))
-        missing.discard(name)
-    if config.tie_word_embeddings:
-        if EMBEDDING in missing and HEAD not in missing:  # a file may have either of the two
-            model.model.embed_tokens.weight = model.lm_head.weight
-            missing.remove(EMBEDDING)
-        embedding = model.model.embed_tokens.weight
-        if not missing & {HEAD, EMBEDDING} and not torch.equal(model.lm_head.weight, embedding):
-            raise ValueError(
-                f"{path}: config.json ties the LM head to the embedding, but they differ; if both "
-                "are meant, write tie_word_embeddings false there"
-            )
-        model.lm_head.weight = embedding
-        missing.discard(HEAD)
+        tensors[name] = tensor.to(device, dtype, copy=True)  # the file is not needed any more
+    if config.tie_word_embeddings:  # a file may have either of the two, or both
+        for one, other in ((HEAD, EMBEDDING), (EMBEDDING, HEAD)):
+            if one not in tensors and other in tensors:
+                tensors[one] = tensors[other]
+    missing = shapes.keys() - tensors.keys()
     if missing:
         raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")
-    model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
+    if config.tie_word_embeddings and not torch.equal(tensors[HEAD], tensors[EMBEDDING]):
+        raise ValueError(
+            f"{path}: config.json ties the LM head to the embedding, but they differ; if both "
+            "are meant, write tie_word_embeddings false there"
+        )
+    model.load_state_dict(tensors, assign=True)
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    del tensors  # so that no second copy is kept when the weights are laid out anew
+    model = model.to(device=device, dtype=dtype)  # moves what is left: the rotary table
+    model.requires_grad_(False).eval()
     if quick and device.type == "cpu":
-        from ..speed.layout import quicken
-
         quicken(model)
     return model
 
@@ -174,11 +166,7 @@ def find_files(folder: Path, not_read: tuple[str, ...]) -> list[Path]:
 
 
 class Uninitialised(TorchFunctionMode):
-    """In this context the functions of torch.nn.init leave tensors as they are.
-
-    On the meta device random numbers are for nothing, and drawing them would import PyTorch's
-    compiler, which takes seconds.
-    """
+    """In this context torch.nn.init does nothing: on meta it would import PyTorch's compiler."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -240,12 +228,9 @@ def check_device(device: torch.device | str) -> torch.device:
     return tried.device
 
 
-def choose_dtype(dtype: torch.dtype | str, device: torch.device, path: Path | str) -> torch.dtype:
-    """A dtype, its name, or "auto": config.json's in ``path``, float32 if that is not fast."""
-    name = str(dtype).removeprefix("torch.")
-    if name == "auto":
-        raw = read_json(Path(path, "config.json"))
-        name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
+def choose_dtype(dtype: torch.dtype | str, device: torch.device, stored: str) -> torch.dtype:
+    """A dtype, its name, or "auto": that of the ``stored`` weights, float32 if it is not fast."""
+    name = stored if dtype == "auto" else str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"unknown dtype {name!r}; expected auto or one of {', '.join(DTYPES)}")
     found = DTYPES[name]

@@ -1,6 +1,6 @@
-"""Text <-> token ids, as transformers does it.
+"""Text <-> token ids, and streams of text.
 
-A folder has SentencePiece's tokenizer.model or, for the package ``tokenizers``, a tokenizer.json.
+A tokenizer.model that says everything is read by SentencePiece, every other folder by transformers.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -8,12 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .chat import ChatFormat, Message, as_dialogue, read_chat_format
-from .files import read_json
-from .tokenizer_model import SentencePieceModel
+from .chat import ChatFormat, Message, as_dialogue, format_by_name
+from .tokenizer_model import SentencePieceModel, read_sentencepiece
 
 if TYPE_CHECKING:
-    from .tokenizer_json import JsonModel
+    from .published import PublishedTokenizer
 
 Messages = str | Iterable[str | Message]  # see ``as_dialogue``
 # Each character of a text, and whether it is shown: those of special tokens are not.
@@ -21,33 +20,32 @@ Characters = list[tuple[str, bool]]
 
 
 class Tokenizer:
-    """The tokenizer of a Llama's folder; FileNotFoundError: there is none, ValueError: damaged.
+    """The tokenizer of a model's folder; FileNotFoundError: there is none, ValueError: damaged.
 
-    ``special`` is {id: text} of the tokens that leave no text. ``eos`` is the text of the EOS and
-    ``eos_id`` its id, None if the tokenizer has none. With the ``vocab_size`` of a model, texts
-    with tokens that the model does not have are refused.
+    ``special`` is {id: text} of the tokens that leave no text. ``eos`` is the text of the EOS, ""
+    if the tokenizer has none. With the ``vocab_size`` of a model, texts with tokens that the model
+    does not have are refused. ModuleNotFoundError: the package transformers is needed and missing.
     """
 
     def __init__(self, path: Path | str, vocab_size: int | None = None) -> None:
         self.folder = Path(path)
         try:
-            self.config = read_json(self.folder / "tokenizer_config.json", missing={})
-            self.model = read_model(self.folder, self.config)
+            self.model = read_model(self.folder)
         except (ModuleNotFoundError, FileNotFoundError):
             raise
-        except Exception as error:
-            reason = error if isinstance(error, ValueError) else f"it is damaged ({error})"
-            raise ValueError(f"the tokenizer in {path} is not read: {reason}") from None
+        except Exception as error:  # transformers and SentencePiece have many ways to fail
+            reason = " ".join(str(error).split())
+            raise ValueError(f"the tokenizer in {path} is not read: {reason:.300}") from None
         self.vocab_size = vocab_size
         self.special = self.model.special
-        self.eos = self.model.names.get("eos_token", "")
-        ids = {text: number for number, text in self.special.items()}
-        self.eos_id = ids.get(self.eos)
+        self.eos = self.model.eos
 
     @cached_property
     def chat_format(self) -> ChatFormat:
         """The folder's own template; Vicuna's format, if the folder's name says so; plain text."""
-        return read_chat_format(self.folder, self.config, self.model.names)
+        if self.model.chat_template:
+            return ChatFormat("the folder's own chat template", self.model.render, is_template=True)
+        return format_by_name(self.folder, self.eos)
 
     def encode(self, text: str, with_bos: bool = True) -> list[int]:
         """Text -> ids, BOS first where the model expects one.
@@ -89,17 +87,19 @@ class Tokenizer:
         return self.encode(text, with_bos=not self.chat_format.is_template)  # which writes the BOS
 
 
-def read_model(folder: Path, config: dict[str, Any]) -> "SentencePieceModel | JsonModel":
-    """What turns text into ids and back: by tokenizer.json or, without one, tokenizer.model."""
-    if config.get("split_special_tokens"):
-        raise ValueError("split_special_tokens in tokenizer_config.json is not supported")
-    if (folder / "tokenizer.json").is_file():
-        from .tokenizer_json import JsonModel  # not every model needs the package
-
-        return JsonModel(folder, config)
-    if (folder / "tokenizer.model").is_file():
-        return SentencePieceModel(folder, config)
-    raise FileNotFoundError(f"{folder} has no tokenizer.model and no tokenizer.json")
+def read_model(folder: Path) -> "SentencePieceModel | PublishedTokenizer":
+    """What turns the text of a model in ``folder`` into ids and back."""
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        raise FileNotFoundError(f"{folder} has no tokenizer.model and no tokenizer.json")
+    alone = read_sentencepiece(folder)
+    if alone is not None:
+        return alone
+    try:
+        from .published import PublishedTokenizer  # not every folder needs the package
+    except ModuleNotFoundError as error:
+        needs = "is read by transformers: pip install transformers"
+        raise ModuleNotFoundError(f"the tokenizer in {folder} {needs} ({error})") from None
+    return PublishedTokenizer(folder)
 
 
 def check_text(text: str) -> str:
@@ -132,8 +132,15 @@ class TextStream:
     def push(self, ids: Iterable[int], last: bool = False) -> str:
         """Take new ids; return the text that has become certain, with ``last`` all of it."""
         for token in ids:
+            special = self.tokenizer.special.get(token)
+            if special is not None:
+                self.take_waiting()  # no character goes on behind a special token
+                self.held += [(character, False) for character in special]
+                self.before.append(token)
+                continue
             self.waiting.append(token)
-            if not self.is_open():
+            # Half a character waits for the rest of it.
+            if not self.tokenizer.decode(self.before + self.waiting).endswith("\ufffd"):
                 self.take_waiting()
         if last:
             self.take_waiting()
@@ -147,12 +154,8 @@ class TextStream:
         text = written(self.held + self.decode_waiting())
         return find_stop(text, self.stop_at) < len(text)
 
-    def is_open(self) -> bool:
-        """Whether the ids that wait end with half a character."""
-        return self.tokenizer.decode(self.before + self.waiting).endswith("\ufffd")
-
     def take_waiting(self) -> None:
-        """The ids that wait are no longer open: their text is certain."""
+        """The text of the ids that wait is certain."""
         self.held += self.decode_waiting()
         # Ids without a text cannot show where the next ones begin.
         if self.tokenizer.decode(self.waiting):
@@ -161,14 +164,10 @@ class TextStream:
         self.waiting = []
 
     def decode_waiting(self) -> Characters:
-        """The text of the ids that wait, as if they were the last; special tokens come behind."""
+        """The text of the ids that wait, as if they were the last."""
         seen = self.tokenizer.decode(self.before)
         text = self.tokenizer.decode(self.before + self.waiting)[len(seen) :]
-        characters = [(character, True) for character in text]
-        for token in self.waiting:
-            special = self.tokenizer.special.get(token, "")
-            characters += [(character, False) for character in special]
-        return characters
+        return [(character, True) for character in text]
 
 
 def written(characters: Characters) -> str:

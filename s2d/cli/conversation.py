@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from ..checkpoint.notices import tell
-from ..checkpoint.pair import Pair
 from ..checkpoint.tokenizer import Tokenizer
 from ..generation import start
+from ..pair.loading import Pair
 from ..speed.tensor_parallel import from_rank_0
 from .terminal import Streamed
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from ..checkpoint.notices import CONTROLS, tell
-from ..checkpoint.pair import Pair
 from ..checkpoint.tokenizer import TextStream, Tokenizer
 from ..draft import Exit
 from ..generation import generate
+from ..pair.loading import Pair
 from ..stats import Generation, Stats, Step
 from .colors import Color
 
@@ -168,8 +168,8 @@ def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -
         "speculative_decoding": acceptance(generation.stats, generation.options.exits),
     }
     answer = named | {
-        "model": pair.folder,
-        "draft": pair.found.draft,
+        "model": pair.folder.path,
+        "draft": pair.found.draft and pair.found.draft.path,
         "text": generation.text(pair.tokenizer),
         "tokens": generation.tokens,
         "prompt_tokens": generation.prompt_length,

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
-from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -24,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..checkpoint import check_device, load_model
-from ..checkpoint.config import read_config
+from ..checkpoint.config import ModelFolder
 from ..model import Llama
 
 # Which dimension of a weight is divided; everything else is whole on every rank.
@@ -91,29 +90,32 @@ def own_device(name: str) -> torch.device:
     return device
 
 
-def load_part(path: Path, device: str, dtype: str) -> Llama:
+def load_part(folder: ModelFolder, device: str, dtype: str) -> Llama:
     """As ``load_model``, but this rank reads and keeps only its part of the blocks' weights.
 
     Raises ValueError if the parts would not be of one size.
     """
     rank = dist.get_rank()
     ranks = dist.get_world_size()
-    config = read_config(path)
+    config = folder.config
     kv_heads = config.num_key_value_heads  # each with its queries
     for size, what in ((kv_heads, "key/value heads"), (config.intermediate_size, "MLP units")):
         if size % ranks:
-            raise ValueError(f"{path}: {size} {what} cannot be divided among {ranks} processes")
+            raise ValueError(
+                f"{folder.path}: {size} {what} cannot be divided among {ranks} processes"
+            )
 
-    def share(name: str, shape: tuple[int, ...]) -> Any:
+    def share(name: str, tensor: Tensor) -> Tensor:
         kind = name.split(".")[-2]
-        if kind not in DIVIDED:
-            return ...
-        size = shape[DIVIDED[kind]] // ranks
-        own = slice(rank * size, (rank + 1) * size)
-        return own if DIVIDED[kind] == 0 else (slice(None), own)
+        return tensor.chunk(ranks, DIVIDED[kind])[rank] if kind in DIVIDED else tensor
 
-    model = load_model(path, own_device(device), dtype, share=share)
-    model.config = replace(model.config, num_key_value_heads=kv_heads // ranks)  # of its KV caches
+    part = replace(
+        config,
+        num_attention_heads=config.num_attention_heads // ranks,
+        num_key_value_heads=kv_heads // ranks,
+        intermediate_size=config.intermediate_size // ranks,
+    )
+    model = load_model(folder._replace(config=part), own_device(device), dtype, share=share)
     for block in model.model.layers:
         for last in (block.self_attn.o_proj, block.mlp.down_proj):
             last.register_forward_hook(sum_over_ranks)

@@ -9,12 +9,12 @@ from itertools import accumulate
 from statistics import median
 from textwrap import wrap
 
-from ..checkpoint.pair import Pair, load_pair
 from ..checkpoint.tokenizer import TextStream
 from ..cli.colors import SHADES, Color, color_exits
 from ..cli.program import name_processor
 from ..generation import start
 from ..options import default_drafting
+from ..pair.loading import Pair, load_pair
 from ..stats import Step
 
 PROMPT = "Tell me a story about a robot called Nora."

@@ -11,9 +11,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..checkpoint.files import refuse_existing
 from ..checkpoint.notices import progress, tell
-from ..checkpoint.pair import Pair, load_pair
 from ..generation import start
 from ..mcsd.decision import Decision, fingerprint, save_decision
+from ..pair.loading import Pair, load_pair
 from ..stats import Step
 from .data import read_dialogues, refuse_missing
 from .fit import Run

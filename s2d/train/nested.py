@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import empty_model, load_model, save_model
-from ..checkpoint.config import read_config
+from ..checkpoint.config import ModelFolder, read_folder
 from ..checkpoint.files import refuse_existing
-from ..checkpoint.names import find_target
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Drafting, Llama
+from ..pair.names import find_target
 from .data import make_rows, read_pairs, refuse_missing
 from .fit import Recipe, Run, fit
 from .fsdp import Divided, count_ranks
@@ -45,30 +45,30 @@ def train_soft(
     if recipe.batch % (count_ranks() * recipe.micro_batch):
         raise ValueError("--batch is no multiple of --micro-batch times the processes")
     refuse_missing(data)
-    folder = find_target(init)
-    config = read_config(folder)
+    folder = read_folder(find_target(init))
+    config = folder.config
     if list(exits) != sorted(set(exits)) or exits[0] < 1:
         raise ValueError(f"exits must increase, from 1, got {list(exits)}")
     if recipe.length > config.max_position_embeddings:
-        raise ValueError(f"{folder} has a context below {recipe.length} tokens; give --length")
+        raise ValueError(f"{folder.path} has a context below {recipe.length} tokens; give --length")
     if align is not None and teacher is None:
         raise ValueError("--align is about the features of a --teacher; give both")
     model = Divided(cut(folder, exits[-1], run.device))
     tutor = load_teacher(teacher, align, config, run.device) if teacher else None
-    tokenizer = Tokenizer(folder, config.vocab_size)
+    tokenizer = Tokenizer(folder.path, config.vocab_size)
     pairs = read_pairs(data, run.seed, tokenizer, not all_text)
     rows = make_rows(pairs, recipe.batch, recipe.length, recipe.millions)
     learnt, held_out = hold_out(rows, recipe.batch)
     for _ in fit(model, exits, learnt, recipe, run, tutor):
         pass  # it says itself how far it is
     thresholds = measure_thresholds(model, held_out, exits)
-    save_trained(model, Drafting(exits, thresholds), run, folder)
+    save_trained(model, Drafting(exits, thresholds), run, folder.path)
     count = (learnt[1] != -100).sum()
     tell(f"{run.out}: it learnt {count} tokens of {len(learnt[0])} rows, {recipe.epochs} times")
     tell(f"exits {exits}, thresholds {thresholds}")
 
 
-def cut(folder: Path, layers: int, device: str) -> Llama:
+def cut(folder: ModelFolder | Path, layers: int, device: str) -> Llama:
     """The first ``layers`` of the Llama in ``folder``, ready to learn."""
     model = load_model(folder, device, "float32", quick=False, layers=layers)
     return model.requires_grad_(True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..checkpoint import load_model
 from ..model import Llama, LlamaConfig
+from ..pair.names import find_target
 from ..soft import cross_entropy, exit_states, sum_of_chunks
 
 
@@ -53,7 +54,7 @@ class Teacher:
 
 def load_teacher(name: str, align: float | None, config: LlamaConfig, device: str) -> Teacher:
     """The Teacher ``name``; ValueError if it cannot teach a draft of ``config``."""
-    model = load_model(name, device, quick=False)
+    model = load_model(find_target(name), device, quick=False)
     if model.config.vocab_size != config.vocab_size:
         raise ValueError(f"the teacher {name} has another vocabulary than the draft")
     if align is not None and model.config.hidden_size != config.hidden_size:

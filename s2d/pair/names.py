@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .config import read_config, refuse_other_size
-from .notices import tell
+from ..checkpoint.config import ModelFolder, read_folder, refuse_other_size
+from ..checkpoint.notices import tell
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "weights"
 FOLDER_OF_SIZE = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
@@ -26,7 +26,7 @@ MINIATURE_PROMPTS = (
 class FoundDraft(NamedTuple):
     """What drafts for a target: the ``draft`` in a folder, or exit 0 if it is None; and why."""
 
-    draft: Path | None
+    draft: ModelFolder | None
     datastore: Path | None  # the file that exit 0 reads, if any
     description: str
 
@@ -74,55 +74,54 @@ def miniature_note(name: str) -> str:
 
 
 def find_draft(
-    target: Path | str,
+    target: ModelFolder,
     draft: Path | str | None = None,
     exits: Sequence[int] | None = None,
     datastore: Path | None = None,
 ) -> FoundDraft:
-    """What drafts for the target in a folder, by the rule in s2d/cli/README.md.
+    """What drafts for a ``target``, by the rule in s2d/cli/README.md.
 
     ``draft``, ``exits`` and ``datastore`` are what was asked for, if anything: a model as
     ``find_target`` knows it, numbers of layers, a file. What was not asked for is used if it is
     next to the target; a draft also has to fit. Raises ValueError or FileNotFoundError for what
     cannot be read.
     """
+    folder = target.path.absolute()
     table_asked = exits is not None and 0 in exits
     nothing_asked = draft is None and exits is None
     if datastore is None and (table_asked or nothing_asked):
-        datastore = find_datastore(target)
+        file = folder.with_name(f"{folder.name}-datastore.safetensors")
+        datastore = file if file.is_file() else None
     table = "exit 0, the n-grams of the text"
     if datastore is not None:
         table += f" and of {datastore}"
     if (table_asked and len(exits) == 1) or (nothing_asked and datastore is not None):
         return FoundDraft(None, datastore, table)
     if draft is not None:
-        draft = find_target(str(draft))
-        words = f"{draft}, as given"
+        found = read_folder(find_target(draft))
+        words = f"{found.path}, as given"
     else:
-        folder = Path(target).absolute()
         is_vicuna = folder.name in FOLDER_OF_SIZE.values()
         family = "vicuna" if is_vicuna else folder.name.split("-")[0]
-        draft = folder.with_name(f"{family}-draft")
-        words = f"found by its family's name: {draft}"
-        if exits is not None:
-            read_config(draft)  # it has to be there
-        elif not draft.is_dir() or not fits(draft, folder):
-            return FoundDraft(None, None, f"{table}, as there is no {draft} that fits")
-    return FoundDraft(draft, datastore, f"{words}; and {table}" if table_asked else words)
+        place = folder.with_name(f"{family}-draft")
+        words = f"found by its family's name: {place}"
+        found = read_folder(place) if exits is not None else read_fitting(place, target)
+        if found is None:
+            return FoundDraft(None, None, f"{table}, as there is no {place} that fits")
+    return FoundDraft(found, datastore, f"{words}; and {table}" if table_asked else words)
 
 
-def find_datastore(target: Path | str) -> Path | None:
-    """The file of the datastore next to a target's folder; None if there is none."""
-    target = Path(target).absolute()
-    file = target.with_name(f"{target.name}-datastore.safetensors")
-    return file if file.is_file() else None
+def read_fitting(place: Path, target: ModelFolder) -> ModelFolder | None:
+    """The draft in a folder that nobody asked for; None if it is not there or does not fit.
 
-
-def fits(draft: Path, target: Path) -> bool:
-    """Whether a draft that nobody asked for can draft; if it cannot, that is said on stderr."""
+    If it is there, stderr says why it is not used.
+    """
+    if not place.is_dir():
+        return None
     try:
-        refuse_other_size(read_config(draft), read_config(target).vocab_size)
+        draft = read_folder(place)
+        refuse_other_size(draft.config, target.config.vocab_size)
     except (ValueError, OSError) as error:
-        tell(f"{draft}, the draft next to the target, is not used: {error}")
-        return False
-    return True
+        tell(f"{place}, the draft next to the target, is not used: {error}")
+        return None
+    return draft

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch.distributed import is_initialized
 
+from ..checkpoint import load_model
+from ..checkpoint.config import ModelFolder, read_folder, refuse_other_size
+from ..checkpoint.notices import tell
+from ..checkpoint.tokenizer import Tokenizer
 from ..model import Llama
 from ..options import Options
-from .config import read_config, refuse_other_size
-from .load import load_model
 from .names import FoundDraft, find_draft, find_target
-from .notices import tell
-from .tokenizer import Tokenizer
 
 SAMPLE = "In 1998, naïve users wrote:\n\tprint(2 * 34) # 日本, Größe"
 
@@ -22,7 +22,7 @@ SAMPLE = "In 1998, naïve users wrote:\n\tprint(2 * 34) # 日本, Größe"
 class Choice:
     """A target and what drafts for it, before models are loaded."""
 
-    folder: Path  # of the target
+    folder: ModelFolder  # of the target
     found: FoundDraft
     options: Options  # with all defaults filled in
     tokenizer: Tokenizer
@@ -56,8 +56,8 @@ def choose_pair(
     ``decision`` and ``datastore`` may be files. Raises ValueError or FileNotFoundError for what
     cannot be found, read or run.
     """
-    folder = find_target(str(target))
-    config = read_config(folder)
+    folder = read_folder(find_target(target))
+    vocab_size = folder.config.vocab_size
     found = FoundDraft(draft=None, datastore=None, description="none")
     if options.method != "ar":
         found = find_draft(folder, draft, options.exits, options.datastore)
@@ -65,21 +65,21 @@ def choose_pair(
     if isinstance(datastore, Path):
         from ..ngram.datastore import load_datastore
 
-        datastore = load_datastore(datastore, config)
+        datastore = load_datastore(datastore, folder.config)
     options = replace(options, datastore=datastore)
     if isinstance(options.decision, Path):
         from ..mcsd.decision import load_decision
 
         options = replace(options, decision=load_decision(options.decision))
-    tokenizer = Tokenizer(folder, config.vocab_size)
+    tokenizer = Tokenizer(folder.path, vocab_size)
     draft_config = None
     layers = 0
     if found.draft is not None:
-        draft_config = read_config(found.draft)
+        draft_config = found.draft.config
         layers = draft_config.num_hidden_layers
-        refuse_other_size(draft_config, config.vocab_size)
-        if not found.draft.samefile(folder):
-            tell_other_tokenizer(found.draft, tokenizer)
+        refuse_other_size(draft_config, vocab_size)
+        if not found.draft.path.samefile(folder.path):
+            tell_other_tokenizer(found.draft.path, tokenizer)
     options = options.filled(draft_config)
     if options.datastore is not None and 0 not in options.exits:
         raise ValueError("a datastore is what exit 0 reads, which is not among the exits")
@@ -105,7 +105,7 @@ def load_chosen(
     else:
         target = load(choice.folder, device, dtype)
     draft = None
-    if found is not None and not divided and found.samefile(choice.folder):
+    if found is not None and not divided and found.path.samefile(choice.folder.path):
         draft = target  # it drafts for itself: its first layers are in memory already
     elif found is not None:
         draft = load(found, device, target.dtype, layers=choice.options.exits[-1])
