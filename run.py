@@ -92,13 +92,14 @@ if __name__ == "__main__":
 
 from dataclasses import fields, replace
 
-from s2d import StopStrings, start
+from s2d import StopStrings
 from s2d.checkpoint import placement
 from s2d.checkpoint.files import read_text, refuse_existing
 from s2d.checkpoint.notices import tell
 from s2d.cli.colors import Color, color_exits
 from s2d.cli.conversation import encode, hold_conversation
 from s2d.cli.terminal import Streamed, as_json, compare_speed, report, show
+from s2d.generation import make_decoder
 from s2d.options import Options, default_drafting
 from s2d.pair.loading import Pair, choose_pair, load_chosen
 from s2d.pair.names import MINIATURE_PROMPTS, miniature_note
@@ -123,7 +124,7 @@ def run(arguments: list[str] | None) -> int:
         return answer_lines(lines, args, load(args))
     pair = load(args)
     own = default_drafting(pair.draft.config).exits if pair.draft else ()
-    colors = color_exits(own=own, used=pair.options.exits)
+    colors = color_exits(own=own, used=pair.plan.exits)
     if args.interactive:
         hold_conversation(args, pair, colors)
     else:
@@ -159,7 +160,8 @@ def load(args: Namespace) -> Pair:
     tokenizer = choice.tokenizer
     if args.stop_strings:
         stop_at = StopStrings(tokenizer, args.stop_strings)
-        choice = replace(choice, options=replace(choice.options, stop_at=stop_at))
+        asked = replace(choice.plan.asked, stop_at=stop_at)
+        choice = replace(choice, plan=replace(choice.plan, asked=asked))
     words = "plain text (--raw)" if args.raw else tokenizer.chat_format.name
     if tokenizer.chat_format.is_plain:
         args.raw = True
@@ -183,7 +185,7 @@ def answer_prompt(args: Namespace, pair: Pair, colors: dict[int, Color]) -> None
     elif text == "-":
         text = from_rank_0(lambda: sys.stdin.read()).removeprefix("\ufeff").removesuffix("\n")
     prompt = encode([text], args, pair.tokenizer)
-    decoder = start(pair.target, prompt, pair.draft, **vars(pair.options))
+    decoder = make_decoder(pair.target, prompt, pair.draft, pair.plan)
     steps = iter(decoder)
     if args.trace is not None:
         from s2d.trace.page import write_page
@@ -219,7 +221,7 @@ def answer_lines(lines: list[tuple[int, str]], args: Namespace, pair: Pair) -> i
     """Answer each of ``lines``, in their order; returns 2 if there is one without an answer."""
     code = 0
     prompts = [encode([line], args, pair.tokenizer) for _, line in lines]
-    answers = decode_many(pair.target, prompts, pair.draft, pair.options, args.batch or 8)
+    answers = decode_many(pair.target, prompts, pair.draft, pair.plan, args.batch or 8)
     for (number, line), result in zip(lines, answers):
         if isinstance(result, ValueError):  # stands for a prompt that cannot be run
             tell(f"line {number}: {result}")

@@ -6,7 +6,12 @@ from typing import Any
 __version__ = "0.1.0"
 # {a public name: the module that has it}
 PUBLIC = {
+    "Exit": "draft",
     "GrowingShape": "tree",
+    "LayerExit": "draft",
+    "Prediction": "rules",
+    "Rule": "rules",
+    "Shape": "tree",
     "StopStrings": "checkpoint.tokenizer",
     "Tokenizer": "checkpoint.tokenizer",
     "load_pair": "pair.loading",

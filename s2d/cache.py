@@ -36,7 +36,7 @@ class KVCache:
         """Store ``k`` and ``v`` (1, G, T, D) after the filled entries; returns all S+T of each.
 
         ``layer`` counts from the first layer of the cache. When every layer has stored its keys and
-        values, ``advance`` counts the new entries as filled.
+        values, ``Llama.run_layers`` counts the new entries as filled.
         """
         T = k.shape[2]
         end = self.length + T
@@ -45,10 +45,6 @@ class KVCache:
         keys.narrow(2, self.length, T).copy_(k)
         values.narrow(2, self.length, T).copy_(v)
         return keys.narrow(2, 0, end), values.narrow(2, 0, end)
-
-    def advance(self, count: int) -> None:
-        """Count ``count`` new entries as filled."""
-        self.length += count
 
     def keep(self, n: int, entries: list[int]) -> None:
         """Keep the first ``n`` entries and, of the later ones, ``entries``.

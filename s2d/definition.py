@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .model import Llama
-from .options import Options
+from .options import Options, Plan
 from .sampling import Noise, draft_scores
 from .tree import GrowingShape
 
@@ -45,15 +45,13 @@ def logits_after(model: Llama, context: list[int], layers: int | None = None) ->
     return model.logits(hidden)[0, -1]
 
 
-def choose_exit(
-    draft: Llama, contexts: list[list[int]], options: Options
-) -> tuple[int, Tensor, float]:
+def choose_exit(draft: Llama, contexts: list[list[int]], plan: Plan) -> tuple[int, Tensor, float]:
     """The first exit that is confident enough, or the last one.
 
     Its confidence is the largest probability after any of the R ``contexts`` (lists of ids): to be
     sure about one of them is enough. Returns the exit, its logits (R, V) and its confidence.
     """
-    for exit_layer, threshold in zip(options.exits, options.thresholds):
+    for exit_layer, threshold in zip(plan.exits, plan.thresholds):
         logits = torch.stack([logits_after(draft, context, exit_layer) for context in contexts])
         confidence = logits.softmax(dim=-1).max().item()
         if confidence > threshold:
@@ -68,10 +66,10 @@ def most_probable(paths: dict[TokenPath, float], count: int) -> dict[TokenPath, 
 
 
 def propose(
-    draft: Llama, context: list[int], levels: int, options: Options, noise: Noise
+    draft: Llama, context: list[int], levels: int, plan: Plan, noise: Noise
 ) -> dict[TokenPath, Proposed]:
     """The children that are proposed after each path, in a tree of at most ``levels`` levels."""
-    shape = options.shape
+    shape = plan.shape
     proposed: dict[TokenPath, Proposed] = {}
     nodes: dict[TokenPath, float] = {}  # path -> the estimated probability that it is accepted
     frontier: dict[TokenPath, float] = {(): 1.0}  # the paths that get children
@@ -79,10 +77,10 @@ def propose(
         if not frontier:
             break
         contexts = [[*context, *path] for path in frontier]
-        exit_layer, logits, confidence = choose_exit(draft, contexts, options)
+        exit_layer, logits, confidence = choose_exit(draft, contexts, plan)
         longer: dict[TokenPath, float] = {}
         for (path, path_prob), row in zip(frontier.items(), logits):
-            q = options.distribution(row)  # (V,)
+            q = plan.asked.distribution(row)  # (V,)
             scores = draft_scores(q, noise.at([len(context) + len(path)])[0])
             count = min(shape.width(level), len(scores))
             children = [token for token in scores.topk(count).indices.tolist() if q[token] > 0]
@@ -91,7 +89,7 @@ def propose(
                 estimate = (scores[token] / scores.sum()).item()  # rough, and not derived
                 longer[*path, token] = path_prob * estimate
         nodes |= longer
-        frontier = {path: prob for path, prob in longer.items() if prob >= options.stop}
+        frontier = {path: prob for path, prob in longer.items() if prob >= plan.stop}
         if isinstance(shape, GrowingShape):
             frontier = most_probable(frontier, shape.top_k)
     if isinstance(shape, GrowingShape):  # the least probable nodes are left out
@@ -103,7 +101,7 @@ def propose(
 
 
 def generate(
-    target: Llama, draft: Llama, context: list[int], limit: int, options: Options, noise: Noise
+    target: Llama, draft: Llama, context: list[int], limit: int, plan: Plan, noise: Noise
 ) -> Iterator[tuple[dict[TokenPath, Proposed], list[int]]]:
     """Yield what each step proposes and the tokens that it emits.
 
@@ -112,11 +110,11 @@ def generate(
     ended = False
     while len(context) < limit and not ended:
         # A step ends with a token of the target's own (the bonus token), which needs a position.
-        levels = min(options.shape.depth, limit - len(context) - 1)
-        proposed = propose(draft, context, levels, options, noise)
+        levels = min(plan.shape.depth, limit - len(context) - 1)
+        proposed = propose(draft, context, levels, plan, noise)
         path: TokenPath = ()
         while True:
-            p = options.distribution(logits_after(target, [*context, *path]))  # (V,)
+            p = plan.asked.distribution(logits_after(target, [*context, *path]))  # (V,)
             e = noise.at([len(context) + len(path)])[0]
             token = (p / e).argmax().item()
             accepted = path in proposed and token in proposed[path].children
@@ -136,12 +134,11 @@ def show() -> None:
     question = "What is the capital of Tadastan?"
     options = Options(method="s2d", temperature=1.0, seed=0)
     pair = load_pair("13b", options=options, device="cpu", dtype="float64")
-    options = pair.options  # with exits, thresholds and so on
     noise = Noise(options.seed, pair.target.config.vocab_size, "cpu", torch.float64)
     context = pair.tokenizer.encode_chat([question])
     limit = len(context) + options.max_new_tokens
     print(f"{question} (temperature {options.temperature}, seed {options.seed})")
-    for proposed, emitted in generate(pair.target, pair.draft, context, limit, options, noise):
+    for proposed, emitted in generate(pair.target, pair.draft, context, limit, pair.plan, noise):
         for path, (children, exit_layer, confidence) in proposed.items():
             words = pair.tokenizer.decode([*path, *children]) or "EOS"
             print(f"  exit {exit_layer} is {confidence:.0%} sure, and proposes {words!r}")

@@ -13,27 +13,28 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from .cache import move_up
+from .cache import KVCache, move_up
 from .devices import to_device
 from .mask import MAX_UNREAD, ROOT_ALONE, positions_and_mask
 from .model import Llama
-from .rules import Prediction, Rule
+from .own import check_frontier, check_prediction, check_proposal, check_sent
+from .rules import Prediction, Proposal, Rule
 from .sampling import warp
 from .tree import Shape, Tree
 
 
 @runtime_checkable
 class Exit(Protocol):
-    """A place where the draft may predict: ``LayerExit``, or an object of your own.
-
-    An object that keeps something between calls serves one generation.
-    """
+    """A place where the draft may predict: ``LayerExit``, or an object of your own."""
 
     exit_layer: int  # the number of layers before it, by which statistics call the exit
     max_positions: float  # the length of the longest text that it can read
 
-    def predict(self, tree: Tree) -> Prediction:
-        """What follows each of the R nodes in the frontier of ``tree``."""
+    def start(self, capacity: int) -> None:
+        """An answer begins. Its context and the expanded nodes have up to ``capacity`` entries."""
+
+    def predict(self, tree: Tree, nodes: list[int]) -> Prediction | None:
+        """What follows each of R ``nodes`` of the last level; None: the exit knows nothing."""
 
     def keep(self, tree: Tree, accepted: list[int]) -> None:
         """Forget all nodes of ``tree`` but the ``accepted`` path: now it is a part of the text."""
@@ -58,39 +59,44 @@ class LayerExit:
     context.
     """
 
-    def __init__(
-        self, model: Llama, previous: "LayerExit | None", exit_layer: int, capacity: int
-    ) -> None:
-        """``capacity``: how many entries, of context and expanded nodes, there may be at once."""
+    def __init__(self, model: Llama, previous: "LayerExit | None", exit_layer: int) -> None:
         self.model = model
         self.previous = previous
         self.exit_layer = exit_layer
         self.max_positions = model.config.max_position_embeddings
         self.first_layer = 0 if previous is None else previous.exit_layer
-        self.cache = model.new_cache(capacity, self.first_layer, exit_layer)
+        self.cache: KVCache | None = None  # ``start`` makes it
+
+    def start(self, capacity: int) -> None:
+        """As the protocol says; ValueError if this exit has drafted another answer."""
+        if self.cache is not None:
+            raise ValueError(f"exit {self.exit_layer} is for one answer: make another LayerExit")
+        model = self.model
+        self.cache = model.new_cache(capacity, self.first_layer, self.exit_layer)
         size = (1, capacity, model.config.hidden_size)
         self.hidden = torch.empty(size, device=model.device, dtype=model.dtype)  # at this exit
 
-    def predict(self, tree: Tree) -> Prediction:
+    def predict(self, tree: Tree, nodes: list[int]) -> Prediction:
         context = tree.context
         while len(context) - self.cache.length > MAX_UNREAD:  # a long prompt is read in parts
             part = context[: self.cache.length + MAX_UNREAD]
             self.read(part, len(part), ROOT_ALONE)
-        nodes = tree.expanded  # the root, and those after the context; none is left out yet
-        tokens = context + [tree.tokens[node] for node in nodes[1:]]
-        self.read(tokens, len(context), tree.ancestors[nodes][:, nodes])
-        end = self.cache.length  # the nodes of the frontier were read last
-        hidden = self.hidden[0, end - len(tree.frontier) : end]  # (R, hidden)
-        # At temperature 1, so that thresholds mean the same at any temperature.
-        probs = warp(self.model.logits(hidden), temperature=1.0)  # (R, V)
-        # If the exit is sure about one node, that is enough for all. So it is in the authors' code.
-        return Prediction(probs, probs.max().item(), hidden)
+        expanded = [*tree.expanded, *nodes]  # the root first; none of them is left out yet
+        tokens = context + [tree.tokens[node] for node in expanded[1:]]
+        self.read(tokens, len(context), tree.ancestors[expanded][:, expanded])
+        end = self.cache.length  # the nodes were read last
+        hidden = self.hidden[0, end - len(nodes) : end]  # (R, hidden)
+        logits = self.model.logits(hidden)  # (R, V)
+        # At temperature 1, so that thresholds mean the same at any temperature. If the exit is sure
+        # about one node, that is enough for all. So it is in the authors' code.
+        confidence = warp(logits, temperature=1.0).max().item()
+        return Prediction(logits, confidence, hidden)
 
     def read(self, tokens: list[int], context_length: int, ancestors: np.ndarray) -> None:
         """Run the segment on those of the ``tokens`` that it has not read.
 
-        They are of the context and of M expanded nodes after it. ``ancestors`` (M+1, M+1) is of
-        these nodes and of the context's last token, which is their root.
+        The ``tokens`` are those of the context, then those of M expanded nodes. ``ancestors`` (M+1,
+        M+1) is about the root, which is the context's last token, and these nodes.
         """
         start = self.cache.length
         end = len(tokens)
@@ -141,53 +147,41 @@ class SortedDraft:
         # Without exits, the target is alone.
         self.max_positions = min((each.max_positions for each in exits), default=math.inf)
 
-    def new_tree(self, context: list[int], max_depth: int) -> Tree:
-        """A tree of the root alone, which may grow down to ``max_depth``."""
-        # The draft may have fewer positions than the target. To draft level d, it reads a text of
-        # n + d - 1 tokens.
-        readable = self.max_positions - len(context) + 1
-        return Tree(context, self.shape, min(max_depth, readable), self.stop)
+    def estimate(self, prediction: Prediction, proposal: Proposal) -> list[list[float]]:
+        """How probable it is that a child is accepted after its parent: as the rule says."""
+        return proposal.probs
 
-    def grow(self, tree: Tree, rule: Rule) -> Tree:
-        """Add levels to ``tree`` until it is complete, and prune it."""
-        while tree.frontier:
-            exit_, prediction = self.choose_exit(tree)
-            if prediction.confidence == 0.0:
-                break  # exit 0 knows nothing about what follows
-            positions = tree.next_positions(tree.frontier)
-            proposal = rule.propose(prediction, tree.shape.width(tree.depth), positions)
-            for tokens in proposal.tokens:
-                if not all(0 <= token < self.vocab_size for token in tokens):
-                    raise ValueError(f"the rule proposes {tokens}, of {self.vocab_size} tokens")
-            tree.add_level(proposal.tokens, proposal.probs, exit_.exit_layer, proposal.q)
-        tree.prune()
+    def grow(self, tree: Tree, depth: int, rule: Rule) -> Tree:
+        """Add levels to ``tree`` down to ``depth``, and leave out what the shape does not send."""
+        while tree.depth < depth:
+            leaves = tree.leaves(self.stop)
+            nodes = self.shape.frontier(leaves, tree.probs)
+            check_frontier(nodes, leaves)
+            if not nodes:
+                break
+            exit_, prediction = self.choose_exit(tree, nodes)
+            if prediction is None:
+                break
+            width = self.shape.width(tree.depth)
+            proposal = rule.propose(tree, nodes, prediction.logits, width)
+            check_proposal(proposal.tokens, len(nodes), width, self.vocab_size)
+            probs = self.estimate(prediction, proposal)
+            tree.add_level(nodes, proposal.tokens, probs, exit_.exit_layer, proposal.q)
+        sent = self.shape.sent(tree.probs)
+        check_sent(sent, tree)
+        tree.prune(sent)
         return tree
 
-    def choose_exit(self, tree: Tree) -> tuple[Exit, Prediction]:
+    def choose_exit(self, tree: Tree, nodes: list[int]) -> tuple[Exit, Prediction | None]:
         """The first exit that is confident enough, or the last one, and its prediction.
 
         An exit is chosen before its tokens are drawn (see ``rules.Rejection``).
         """
         for exit_, threshold in zip(self.exits, self.thresholds):
-            prediction = self.ask(exit_, tree)
+            prediction = exit_.predict(tree, nodes)
+            if prediction is None:
+                continue
+            check_prediction(prediction.logits, prediction.confidence, len(nodes), self.vocab_size)
             if prediction.confidence > threshold:
                 break  # the layers after this exit are not run
         return exit_, prediction
-
-    def ask(self, exit_: Exit, tree: Tree) -> Prediction:
-        """What ``exit_`` predicts; ValueError if that cannot be what an ``Exit`` returns."""
-        prediction = exit_.predict(tree)
-        shape = tuple(prediction.probs.shape)
-        dtype = prediction.probs.dtype
-        expected = (len(tree.frontier), self.vocab_size)
-        if shape != expected or dtype not in (torch.float32, torch.float64):
-            found = f"exit {exit_.exit_layer} predicts {shape} in {dtype}"
-            raise ValueError(f"{found}; expected {expected} in float32 or float64")
-        if math.isnan(prediction.confidence):
-            raise ValueError("the draft's logits are not finite: damaged weights, or overflow")
-        return prediction
-
-    def keep(self, tree: Tree, accepted: list[int]) -> None:
-        """Tell every exit which nodes of ``tree`` were accepted."""
-        for exit_ in self.exits:
-            exit_.keep(tree, accepted)

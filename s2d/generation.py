@@ -9,8 +9,8 @@ import torch
 from .decoder import Decoder
 from .draft import Exit, LayerExit, SortedDraft
 from .model import Llama
-from .options import Options, make_options
-from .rules import Greedy, Rejection, Rule, SharedNoise, TargetDraws
+from .options import Plan, make_options
+from .rules import Greedy, Rejection, Rule, SharedNoise
 from .sampling import Draws, Noise
 from .stats import Generation
 
@@ -48,25 +48,36 @@ def start(
     **options: Any,
 ) -> Decoder:
     """As ``generate``, but nothing has happened yet: iterate over the Decoder that is returned."""
-    for name, model in (("target", target), ("draft", draft)):
-        if not isinstance(model, Llama) and not (name == "draft" and model is None):
-            raise ValueError(f"the {name} is a model of load_model, not {model!r:.60}")
     asked = make_options(method=method, **options)
-    options = asked.filled(None if draft is None else draft.config)
+    if not isinstance(draft, Llama | None):
+        raise ValueError(f"the draft is a model of load_model, not {draft!r:.60}")
+    plan = asked.plan(None if draft is None else draft.config)
+    return make_decoder(target, tokens, draft, plan)
+
+
+def make_decoder(
+    target: Llama, tokens: Sequence[int] | torch.Tensor, draft: Llama | None, plan: Plan
+) -> Decoder:
+    """A Decoder for what is decided: ``plan`` is of the options, for this ``draft``."""
+    if not isinstance(target, Llama):
+        raise ValueError(f"the target is a model of load_model, not {target!r:.60}")
     context = as_ids(tokens, target.config.vocab_size)
     size = target.config.max_position_embeddings
     if not 0 < len(context) < size:
         raise ValueError(f"the prompt has {len(context)} tokens; expected 1 to {size - 1}")
-    limit = min(len(context) + options.max_new_tokens, size)
-    rule = make_rule(target, options)
-    drafter = make_draft(target, draft, options, limit)
-    is_last = options.stop_at.begin() if options.stop_at else lambda token: False
-    arguments = (target, drafter, rule, context, limit, options, is_last)
-    if options.init == "target" or options.decision is not None:
-        from .mcsd import make_decoder  # improved MCSD
+    exits = make_exits(target, draft, plan)
+    drafter = SortedDraft(target.config.vocab_size, exits, plan.thresholds, plan.shape, plan.stop)
+    rule = make_rule(target, plan)
+    if plan.asked.decision is not None:
+        if not all(isinstance(each, LayerExit) for each in exits):
+            raise ValueError("a decision model judges exits with layers")
+        plan.asked.decision.prepare_for(exits[0].model)
+        drafter.estimate = plan.asked.decision.estimate
+    if plan.asked.init == "target":
+        from .mcsd.roots import RootsDecoder  # improved MCSD
 
-        return make_decoder(*arguments)
-    return Decoder(*arguments)
+        return RootsDecoder(target, drafter, rule, context, plan)
+    return Decoder(target, drafter, rule, context, plan)
 
 
 def as_ids(tokens: Sequence[int] | torch.Tensor, vocab_size: int) -> list[int]:
@@ -84,47 +95,41 @@ def as_ids(tokens: Sequence[int] | torch.Tensor, vocab_size: int) -> list[int]:
     return ids
 
 
-def make_rule(target: Llama, options: Options) -> Rule:
-    """The rule that ``options`` ask for."""
-    if not isinstance(options.rule, str):
-        if isinstance(options.rule, Rejection) and not options.shape.sends_all:
-            raise ValueError("Rejection needs a tree that is sent whole; give TargetDraws")
-        return options.rule
-    if options.temperature == 0:
+def make_rule(target: Llama, plan: Plan) -> Rule:
+    """The rule that is asked for."""
+    asked = plan.asked
+    if not isinstance(asked.rule, str):
+        return asked.rule
+    if asked.temperature == 0:
         return Greedy()
     # Without a draft there is nothing to reject: the text is always the one that the noise gives.
-    if options.rule == "noise" or options.method == "ar":
-        dtype = torch.promote_types(target.dtype, torch.float32)  # float32 or better
-        noise = Noise(options.seed, target.config.vocab_size, target.device, dtype)
-        return SharedNoise(options.distribution, noise)
-    kind = Rejection if options.shape.sends_all else TargetDraws
-    return kind(options.distribution, Draws(options.seed))
+    if asked.rule == "rejection" and plan.method != "ar":
+        chosen = not plan.shape.sends_all
+        return Rejection(asked.distribution, Draws(asked.seed), chosen)
+    dtype = torch.promote_types(target.dtype, torch.float32)  # float32 or better
+    noise = Noise(asked.seed, target.config.vocab_size, target.device, dtype)
+    return SharedNoise(asked.distribution, noise)
 
 
-def make_draft(target: Llama, draft: Llama | None, options: Options, limit: int) -> SortedDraft:
-    """The draft that ``options`` ask for, with room for a context of ``limit`` tokens."""
-    depth = 0 if draft is None else draft.config.num_hidden_layers
-    vocab_size = target.config.vocab_size
+def make_exits(target: Llama, draft: Llama | None, plan: Plan) -> list[Exit]:
+    """The exits that draft. Each exit with layers goes on from the one before it."""
     exits: list[Exit] = []
     previous = None
-    for each in options.exits:
+    for each in plan.exits:
         if not isinstance(each, int):
             exits.append(each)
         elif each == 0:
             from .ngram.table import TableExit  # exit 0
 
             dtype = torch.promote_types(target.dtype, torch.float32)
-            exits.append(TableExit(vocab_size, target.device, dtype, options.datastore))
-        elif draft is None:
-            raise ValueError(f"exit {each} needs a draft model")
-        elif not 0 < each <= depth:
-            raise ValueError(f"exits of {depth} draft layers: expected 1 to {depth}, got {each}")
+            vocab_size = target.config.vocab_size
+            exits.append(TableExit(vocab_size, target.device, dtype, plan.asked.datastore))
         else:
-            previous = LayerExit(draft, previous, each, capacity=limit + options.shape.capacity)
+            previous = LayerExit(draft, previous, each)
             exits.append(previous)
     if previous is not None and draft.device != target.device:
         raise ValueError(f"the draft is on {draft.device}, and the target on {target.device}")
-    if previous is not None and draft.config.vocab_size != vocab_size:
-        sizes = f"{draft.config.vocab_size} and {vocab_size} tokens"
+    if previous is not None and draft.config.vocab_size != target.config.vocab_size:
+        sizes = f"{draft.config.vocab_size} and {target.config.vocab_size} tokens"
         raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
-    return SortedDraft(vocab_size, exits, options.thresholds, options.shape, options.stop)
+    return exits

@@ -39,7 +39,7 @@ def add_nodes(ancestors: np.ndarray, parents: list[int]) -> np.ndarray:
 
 def positions_and_mask(
     read: int, context_length: int, ancestors: np.ndarray, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """What a model needs to read the rest of a context and some nodes of a tree after it.
 
     Args:
@@ -64,14 +64,12 @@ def positions_and_mask(
     root = context_length - 1  # the entry of node 0
     end = root + len(ancestors)
     is_chain = ancestors[-1].all()  # the last node of a chain attends to all the others
-    if is_chain and read == 0:
-        return None, None  # plain causal attention
-    if is_chain and end - read == 1:
-        return None, None  # one row, which attends to everything
+    positions = np.arange(read, end)
+    if is_chain and (read == 0 or end - read == 1):
+        return to_device(positions, device), None
     # Row i is about entry read + i. It attends to the columns 0..read+i: that is right for the
     # context.
     visible = np.tri(end - read, end, k=read, dtype=bool)
-    positions = np.arange(read, end)
     # From the first unread node on, a row attends to the whole context, to the node's ancestors and
     # to the node.
     first = max(read, root)

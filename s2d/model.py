@@ -7,7 +7,9 @@ continue later from the hidden states there, as the exits of a sorted draft do (
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import torch
@@ -15,8 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cache import KVCache
+from .devices import to_device
 
-ROPE_LENGTH = 4096  # positions whose cosines and sines are there when a model is made
+# Rotated queries (B, H, T, D), keys and values (B, G, T, D) -> attended values (B, H, T, D).
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -75,30 +79,23 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, eps=self.eps) * self.weight
 
 
-def rope_table(config: LlamaConfig, count: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding at the first ``count`` positions, (count, D) each.
+def rope_frequencies(config: LlamaConfig) -> Tensor:
+    """The rotary embedding's radians per position (D/2,), in float32 on the CPU.
 
     From Su et al. 2021, arXiv 2104.09864, section 3.4; but as in Hugging Face's checkpoints,
     dimension i rotates together with i + D/2.
     """
-    # In float32, and on the CPU even if parameters are built on the meta device, since the table is
-    # never loaded.
     D = config.head_dim
     exponents = torch.arange(0, D, 2, dtype=torch.float32, device="cpu") / D
-    frequencies = 1.0 / config.rope_theta**exponents  # radians per position, (D/2,)
-    scaled = frequencies / config.rope_factor  # for contexts longer than the original one
-    if config.rope_llama3 is not None:
-        # Llama 3.1: frequencies that make fewer than ``low`` turns in the original context are
-        # lowered, those that make more than ``high`` stay, and between the two they are blended.
-        low, high, context = config.rope_llama3
-        turns = context / (2 * math.pi / frequencies)
-        kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-        scaled = (1.0 - kept) * frequencies / config.rope_factor + kept * frequencies
-    positions = torch.arange(count, dtype=torch.float32, device="cpu")
-    angles = torch.outer(positions, scaled)  # (count, D/2)
-    cos = angles.cos()
-    sin = angles.sin()
-    return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
+    frequencies = 1.0 / config.rope_theta**exponents
+    if config.rope_llama3 is None:
+        return frequencies / config.rope_factor  # for contexts longer than the original one
+    # Llama 3.1: frequencies that make fewer than ``low`` turns in the original context are lowered,
+    # those that make more than ``high`` stay, and between the two they are blended.
+    low, high, context = config.rope_llama3
+    turns = context / (2 * math.pi / frequencies)
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1.0 - kept) * frequencies / config.rope_factor + kept * frequencies
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -124,22 +121,8 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        cache: KVCache | None,
-        layer: int,
-    ) -> Tensor:
-        """x (B, T, hidden) -> (B, T, hidden). ``layer`` counts from the first of the cache."""
-        q, k, v = self.heads(x, rope)
-        if cache is not None:
-            k, v = cache.update(layer, k, v)  # (B, G, S+T, D)
-        return self.output(attend(q, k, v, mask))
-
-    def heads(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, T, hidden) -> queries (B, H, T, D), keys and values (B, G, T, D)."""
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """x (B, T, hidden) -> (B, T, hidden)."""
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
@@ -147,15 +130,11 @@ class Attention(nn.Module):
         if self.qk_norm:
             q = self.q_norm(q)
             k = self.k_norm(k)
-        cos, sin = rope
-        return rotate(q, cos, sin), rotate(k, cos, sin), v
-
-    def output(self, attended: Tensor) -> Tensor:
-        """Attended values (B, H, T, D) -> (B, T, hidden)."""
+        attended = attend(rotate(q, *rope), rotate(k, *rope), v)  # (B, H, T, D)
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, H, T, D).
 
     ``mask`` (T, S+T) is added to the scores. Without a mask, attention is causal if S = 0, and a
@@ -192,15 +171,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        cache: KVCache | None,
-        layer: int,
-    ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache, layer)
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rope, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -224,10 +196,7 @@ class Llama(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        # For the positions that are common; ``rope`` makes it longer when it is asked for others.
-        cos, sin = rope_table(config, min(config.max_position_embeddings, ROPE_LENGTH))
-        self.register_buffer("rope_cos", cos, persistent=False)
-        self.register_buffer("rope_sin", sin, persistent=False)
+        self.frequencies = rope_frequencies(config)  # no buffer, so that it stays in float32
 
     @property
     def device(self) -> torch.device:
@@ -246,14 +215,6 @@ class Llama(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""
         return self.model.embed_tokens(tokens)
-
-    def rope(self, positions: Tensor | slice, count: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotary embedding at ``positions`` (T,), below ``count``."""
-        if len(self.rope_cos) < count:
-            with torch.inference_mode(False):  # so that a training pass can use it, too
-                table = rope_table(self.config, 2 * count)
-                self.rope_cos, self.rope_sin = (x.to(self.device, self.dtype) for x in table)
-        return self.rope_cos[positions], self.rope_sin[positions]
 
     def run_layers(
         self,
@@ -280,12 +241,34 @@ class Llama(nn.Module):
         if S > 0 and T > 1 and mask is None:
             raise ValueError(f"{T} positions after a cache of {S} need a mask")
         if positions is None:
-            positions = slice(S, S + T)
-        rope = self.rope(positions, S + T)  # (T, D) each
-        for layer, block in enumerate(islice(self.model.layers, first, end)):
-            hidden = block(hidden, rope, mask, cache, layer)
+            positions = torch.arange(S, S + T, device=hidden.device)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if cache is not None:
+                k, v = cache.update(layer, k, v)  # (B, G, S+T, D)
+            return attention(q, k, v, mask)
+
+        hidden = self.run_blocks(hidden, first, end, positions, attend)
         if cache is not None:
-            cache.advance(T)
+            cache.length += T
+        return hidden
+
+    def run_blocks(
+        self,
+        hidden: Tensor,
+        first: int,
+        end: int | None,
+        positions: Tensor,
+        attend: Callable[[int, Tensor, Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        """As ``run_layers``; ``attend(layer, q, k, v)`` is attention in the layer first + layer."""
+        if self.frequencies.device != hidden.device:
+            self.frequencies = to_device(self.frequencies, hidden.device)
+        angles = torch.outer(positions.float(), self.frequencies)  # (T, D/2)
+        angles = torch.cat((angles, angles), dim=-1)  # (T, D)
+        rope = angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
+        for layer, block in enumerate(islice(self.model.layers, first, end)):
+            hidden = block(hidden, rope, partial(attend, layer))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What can be asked for: ``Options``. A default is filled in once, from the draft's config.json.
+"""What a caller may say, ``Options``, and what is decided then, a ``Plan``.
 
 A method is a name for a way to draft:
 
@@ -8,28 +8,10 @@ A method is a name for a way to draft:
     s2d         sorted exits, a chain
     s2d-tree    sorted exits, a growing tree
 
-A method is a default: exits and trees that are given take the place of the method's. For example,
-``sd`` with ``tree=(4, 2)`` drafts a tree from one exit, as ``mcsd`` does.
-
-Where each part of the method is from:
-
-    part                        from                          option that changes it
-    sorted exits, thresholds    S2D (arXiv 2407.01955)        exits, thresholds
-    chain of a fixed length     S2D, section 3                draft_length, with stop=0
-    growing tree                S2D's code, after EAGLE-2     method="s2d-tree", tree
-    rejection sampling          S2D, after 2302.01318         rule="rejection"
-    trees of fixed widths       MCSD (arXiv 2401.06706)       method="mcsd", tree
-    roots from the target       improved MCSD (2409.10644)    init="target"
-    decision model              improved MCSD                 decision
-    one mask, grown and sliced  improved MCSD                 always
-    shared noise                ours, after 2408.07978        rule="noise", the default: one seed
-                                                              gives one text, whatever drafts
-    children by q / sqrt(e)     ours, measured                with rule="noise"
-    stop by path probability    ours                          stop; 0 switches it off
-    exit 0, a table of n-grams  ours, after prompt lookup     exits with 0; alone without a draft;
-                                and REST (2311.08252)         datastore
-
-The setting of the S2D paper is ``rule="rejection", stop=0`` (on the command line ``--paper``).
+It only stands for defaults: exits and trees that are given take the place of the method's. For
+example, ``sd`` with ``tree=(4, 2)`` drafts a tree from one exit, as ``mcsd`` does. README.md says
+where each part of the method is from. The setting of the S2D paper is ``rule="rejection", stop=0``
+(on the command line ``--paper``).
 """
 
 from collections.abc import Sequence
@@ -44,60 +26,40 @@ from torch import Tensor
 
 from .draft import Exit
 from .model import Drafting, LlamaConfig
+from .own import MAX_NODES, check_shape, short
 from .rules import Rule
 from .sampling import warp
 from .tree import FixedShape, GrowingShape, Shape
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
-MAX_NODES = 1024  # of a tree: a mask takes this number squared
-MAX_GROWN = 8192  # of a growing tree before it is cut: as many bytes, squared
+MAX_GROWN = 8192  # nodes of a growing tree before it is cut: its ancestor matrix takes their square
 MCSD_TREE = (4, 2, 2, 1)  # the k-config of arXiv 2401.06706
 THRESHOLD = 0.5  # of an exit without a threshold in config.json: the published one
 # Exit 0 before exits with layers, which know more: tuned on miniatures (end of bench/README.md).
 NGRAM_THRESHOLD = 0.9
 # Exit 0 alone: tuned on SmolLM2-135M with its datastore (end of bench/README.md).
 NGRAM_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(3, 5, 5))
-# The numbers that an option may be: of which kind, from and up to what, and how a message says it.
+# The numbers that an option may be: of which kind, from and up to what.
 RANGES = {
-    "max_new_tokens": (Integral, 1, inf, "a whole number from 1"),
-    "temperature": (Real, 0, 1e6, "a number from 0"),
-    "top_p": (Real, 1e-6, 1, "a number above 0, up to 1"),
-    "top_k": (Integral, 0, inf, "a whole number from 0"),
-    "seed": (Integral, 0, inf, "a whole number from 0"),
-    "stop": (Real, 0, 1, "a number from 0 to 1"),
-    "draft_length": (Integral, 1, MAX_NODES, f"a whole number from 1 to {MAX_NODES}"),
+    "max_new_tokens": (Integral, 1, inf),
+    "temperature": (Real, 0, 1e6),
+    "top_p": (Real, 1e-6, 1),
+    "top_k": (Integral, 0, inf),
+    "seed": (Integral, 0, inf),
+    "stop": (Real, 0, 1),
+    "draft_length": (Integral, 1, MAX_NODES),
 }
-OPTIONAL = ("stop", "draft_length")  # of these, None stands for a default
-
-
-def is_object(value: Any, protocol: type) -> bool:
-    """Whether ``value`` has the members of a ``protocol``, and is not a class that has them."""
-    return isinstance(value, protocol) and not isinstance(value, type)
-
-
-def default_thresholds(count: int) -> tuple[float, ...]:
-    """Thresholds of so many exits; the last one always drafts."""
-    return (THRESHOLD,) * (count - 1) + (0.0,)
-
-
-def default_drafting(config: LlamaConfig | None) -> Drafting:
-    """How the draft model of a ``config`` drafts by default; None stands for exit 0 alone.
-
-    A model without sorted exits drafts after its last layer.
-    """
-    if config is None:
-        return NGRAM_ALONE
-    return config.drafting or Drafting(exits=(config.num_hidden_layers,), thresholds=(0.0,))
+# What an object has to have that is given for an option.
+MEMBERS = {"stop_at": "begin", "decision": "estimate", "datastore": "followers"}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked for. ``filled`` fills in the method, exits, thresholds, tree and stop.
+    """What is asked for; None: it is left to the method and to the draft (``plan``).
 
     Attributes:
-        method: one of METHODS. It says which exits draft, and what shape the trees have, if
-            ``exits``, ``tree`` and ``draft_length`` do not say it. The default is ``s2d``. If exit
-            0 drafts alone, it is ``s2d-tree``, unless ``draft_length`` asks for a chain.
+        method: one of METHODS. The default is ``s2d``. If exit 0 drafts alone, it is ``s2d-tree``,
+            unless ``draft_length`` asks for a chain.
         max_new_tokens: the answer ends after so many tokens, if not before.
         temperature: 0 is greedy.
         top_p: the share of the probability that nucleus sampling keeps; 1 keeps all tokens.
@@ -105,13 +67,14 @@ class Options:
         seed: of all random numbers.
         exits: the numbers of layers after which the draft may predict, in ascending order; 0 is the
             n-gram table. Any object with the members of ``draft.Exit`` may stand among them.
-        thresholds: one per exit; a confidence above it is enough. The last exit always drafts.
-        draft_length: tokens in a chain.
+        thresholds: one per exit; a confidence above it is enough. The last exit always drafts,
+            whatever its threshold is.
+        draft_length: the most tokens of a chain.
         tree: the children of each node, by level, such as (4, 2, 2, 1); or an object with the
             members of ``tree.Shape``.
         stop: a probability. A path whose estimated probability is below it is not continued.
-        rule: "noise" or "rejection" (see the table above), or an object with the members of
-            ``rules.Rule``. At temperature 0 both names are one rule, except with ``init="target"``.
+        rule: "noise" or "rejection" (rules.py), or an object with the members of ``rules.Rule``. At
+            temperature 0 nothing is drawn, and both names are one rule.
         init: "draft", or "target": the target proposes the first level (mcsd/roots.py).
         decision: a model that estimates where drafting pays (mcsd/decision.py).
         datastore: n-grams that exit 0 knows besides those of the text (ngram/datastore.py).
@@ -138,76 +101,81 @@ class Options:
 
     def __post_init__(self) -> None:
         """ValueError for what can never be run."""
-        for name, (kind, low, high, words) in RANGES.items():
+        for name, (kind, low, high) in RANGES.items():
             value = getattr(self, name)
-            if value is None and name in OPTIONAL:
+            if value is None and name in ("stop", "draft_length"):
                 continue
             if not isinstance(value, kind) or not low <= value <= high:
-                raise ValueError(f"{name}: expected {words}, got {value!r}")
+                noun = "a whole number" if kind is Integral else "a number"
+                up_to = "" if high == inf else f" up to {high:g}"
+                raise ValueError(f"{name}: expected {noun} from {low:g}{up_to}, not {short(value)}")
             # Small numbers of NumPy would overflow.
             object.__setattr__(self, name, int(value) if kind is Integral else float(value))
         if 0 < self.temperature < 1e-6:
-            raise ValueError(f"temperature: expected 0, or at least 1e-6, got {self.temperature}")
+            raise ValueError(f"temperature: expected 0, or at least 1e-6, not {self.temperature}")
         if self.method not in (None, *METHODS):
             raise ValueError(f"unknown method {self.method!r}; expected {', '.join(METHODS)}")
         if self.rule not in ("noise", "rejection") and not is_object(self.rule, Rule):
-            raise ValueError(f"rule is 'noise', 'rejection' or a Rule, not {self.rule!r}")
+            raise ValueError(f"rule is 'noise', 'rejection' or a Rule, not {short(self.rule)}")
         if self.init not in ("draft", "target"):
             raise ValueError(f"init is 'draft' or 'target', not {self.init!r}")
         if self.tree is not None and self.draft_length is not None:
             raise ValueError("a tree has its own depth; give tree or draft_length, not both")
         for name in ("exits", "thresholds"):
             value = getattr(self, name)
-            if value is not None and not hasattr(value, "__len__"):
-                raise ValueError(f"{name}: expected a list, got {value!r}")
-        for each in () if self.exits is None else self.exits:
+            try:
+                object.__setattr__(self, name, value if value is None else tuple(value))
+            except TypeError:
+                raise ValueError(f"{name}: expected a list, not {short(value)}") from None
+        for each in self.exits or ():
             if not isinstance(each, Integral) and not is_object(each, Exit):
-                raise ValueError(f"exits are numbers of layers or Exits, not {each!r}")
-        for each in () if self.thresholds is None else self.thresholds:
-            if not isinstance(each, Real) or not each >= 0:
-                raise ValueError(f"thresholds are numbers from 0, not {each!r}")
-        if self.stop_at is not None and not hasattr(self.stop_at, "begin"):
-            raise ValueError(f"stop_at is StopStrings(tokenizer, texts), not {self.stop_at!r}")
+                raise ValueError(f"exits are numbers of layers or Exits, not {short(each)}")
+        for each in self.thresholds or ():
+            if not isinstance(each, Real) or not 0 <= each < inf:
+                raise ValueError(f"thresholds are numbers from 0, not {short(each)}")
 
-    def filled(self, config: LlamaConfig | None) -> "Options":
-        """These options with all defaults filled in; ValueError for what cannot be run.
+    def plan(self, config: LlamaConfig | None) -> "Plan":
+        """What is decided; ValueError for what cannot be run.
 
         ``config`` is the draft model's. Without one, exit 0 drafts alone.
         """
-        if self.decision is not None and not hasattr(self.decision, "estimate"):
-            raise ValueError(f"a decision model is of load_decision, not {self.decision!r}")
-        if self.datastore is not None and not hasattr(self.datastore, "followers"):
-            raise ValueError(f"a datastore is of load_datastore, not {self.datastore!r}")
+        for name, member in MEMBERS.items():
+            value = getattr(self, name)
+            is_class = isinstance(value, type)
+            if value is not None and (is_class or not hasattr(value, member)):
+                raise ValueError(f"{name} is an object with {member!r}, not {short(value)}")
         if self.method == "ar":
-            nothing = {"exits": (), "thresholds": (), "tree": FixedShape(()), "stop": 0.0}
-            return replace(self, **nothing, draft_length=None, init="draft", decision=None)
-        exits = self.exits
-        if exits is not None:
-            exits = tuple(int(each) if isinstance(each, Integral) else each for each in exits)
-        alone = exits == (0,) or (exits is None and config is None)  # exit 0
-        drafting = default_drafting(None if alone else config)
+            alone = replace(self, init="draft", decision=None)
+            return Plan(alone, "ar", exits=(), thresholds=(), shape=FixedShape(()), stop=0.0)
+        is_table = self.exits == (0,) or (self.exits is None and config is None)
+        drafting = NGRAM_ALONE if is_table else default_drafting(config)
         method = self.method
         if method is None:
-            method = "s2d-tree" if alone and self.draft_length is None else "s2d"
-        if exits is None:
-            exits = drafting.exits if method in ("s2d", "s2d-tree") else drafting.exits[-1:]
+            method = "s2d-tree" if is_table and self.draft_length is None else "s2d"
+        exits = drafting.exits if method in ("s2d", "s2d-tree") else drafting.exits[-1:]
+        if self.exits is not None:
+            exits = tuple(int(each) if isinstance(each, Integral) else each for each in self.exits)
+        check_exits(exits, 0 if config is None else config.num_hidden_layers)
+        if self.datastore is not None and 0 not in exits:
+            raise ValueError("a datastore is what exit 0 reads, which is not among the exits")
         thresholds = self.choose_thresholds(exits, drafting)
         shape = self.choose_shape(method, drafting)
-        stop = self.choose_stop(shape, drafting, alone)
-        chosen = {"method": method, "exits": exits, "thresholds": thresholds, "stop": stop}
-        return replace(self, tree=shape, draft_length=None, **chosen)
+        is_chain = isinstance(shape, FixedShape) and max(shape.widths) == 1
+        stop = drafting.stop if is_chain or is_table else 0.0
+        if self.decision is not None:
+            stop = self.decision.threshold
+        if self.stop is not None:
+            stop = self.stop
+        return Plan(self, method, exits, thresholds, shape, stop)
 
     def choose_thresholds(
         self, exits: tuple[int | Exit, ...], drafting: Drafting
     ) -> tuple[float, ...]:
         """A threshold for each of ``exits``: what is asked for, or what the draft has."""
-        layers = [each for each in exits if isinstance(each, int)]
-        if not exits or layers != sorted(set(layers)):
-            raise ValueError(f"exits must increase, got {layers}")
         if self.thresholds is not None:
             if len(self.thresholds) != len(exits):
                 raise ValueError(f"{len(exits)} exits, but {len(self.thresholds)} thresholds")
-            return tuple(self.thresholds)
+            return self.thresholds
         if exits == drafting.exits:
             return drafting.thresholds
         # A threshold of 0, as of a draft's last exit, would hide exits that are given after it.
@@ -216,45 +184,29 @@ class Options:
         thresholds = []
         for each in exits[:-1]:
             if not isinstance(each, int):
-                raise ValueError(f"no threshold is known for the exit {each!r}: give thresholds")
+                raise ValueError(f"no threshold is known for {short(each)}: give thresholds")
             thresholds.append(known.get(each, THRESHOLD))
         return (*thresholds, 0.0)  # the last exit always drafts
 
     def choose_shape(self, method: str, drafting: Drafting) -> Shape:
         """The shape that is asked for, or the method's; ValueError if it is empty or too large."""
-        tree = self.tree
-        if tree is None and self.draft_length is not None:
-            tree = (1,) * self.draft_length
-        elif tree is None and method == "mcsd":
-            tree = MCSD_TREE
-        elif tree is None and method == "s2d-tree":
-            tree = GrowingShape(*drafting.tree)
-        elif tree is None:
-            tree = (1,) * drafting.length
-        try:
-            shape = tree if is_object(tree, Shape) else FixedShape(tuple(map(index, tree)))
-        except TypeError:
-            raise ValueError(f"a tree is a list of widths or a Shape, not {tree!r}") from None
-        widths = [shape.width(depth) for depth in range(shape.depth)]
-        if not widths or min(widths) < 1 or shape.capacity > MAX_NODES:
-            raise ValueError(f"a tree has 1 to {MAX_NODES} nodes, which {tree} has not")
+        shape: Shape = FixedShape((1,) * (self.draft_length or drafting.length))
+        if is_object(self.tree, Shape):
+            shape = self.tree
+        elif self.tree is not None:
+            try:
+                shape = FixedShape(tuple(map(index, self.tree)))
+            except TypeError:
+                words = "a tree is a list of widths or a Shape"
+                raise ValueError(f"{words}, not {short(self.tree)}") from None
+        elif self.draft_length is None and method == "mcsd":
+            shape = FixedShape(MCSD_TREE)
+        elif self.draft_length is None and method == "s2d-tree":
+            shape = GrowingShape(*drafting.tree)
+        check_shape(shape)
         if isinstance(shape, GrowingShape) and shape.top_k**2 * shape.depth > MAX_GROWN:
             raise ValueError(f"a growing tree grows to at most {MAX_GROWN} nodes, unlike {shape}")
         return shape
-
-    def choose_stop(self, shape: Shape, drafting: Drafting, alone: bool) -> float:
-        """The probability that is asked for, or the decision model's, or the draft's."""
-        if self.stop is not None:
-            return self.stop
-        if self.decision is not None:
-            return self.decision.threshold
-        is_chain = isinstance(shape, FixedShape) and max(shape.widths) == 1
-        return drafting.stop if is_chain or alone else 0.0
-
-    @property
-    def shape(self) -> Shape:
-        """Of the trees, also of chains, once the options are filled in."""
-        return self.tree
 
     def distribution(self, logits: Tensor) -> Tensor:
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.
@@ -264,6 +216,53 @@ class Options:
         if self.temperature == 0:
             return warp(logits, temperature=1.0)
         return warp(logits, self.temperature, self.top_p, self.top_k)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is decided, from what was ``asked`` and from the draft's config.json."""
+
+    asked: Options
+    method: str
+    exits: tuple[int | Exit, ...]  # in the order in which they are asked; none: no draft
+    thresholds: tuple[float, ...]  # one for each exit
+    shape: Shape  # of the trees; a chain is a tree, too
+    stop: float  # a path that is less probable gets no children
+
+    def as_dict(self) -> dict[str, Any]:
+        """What was decided, in the place of what was asked, by the names of the options."""
+        decided = {"method": self.method, "exits": self.exits, "thresholds": self.thresholds}
+        return vars(self.asked) | decided | {"tree": self.shape, "stop": self.stop}
+
+
+def is_object(value: Any, protocol: type) -> bool:
+    """Whether ``value`` has the members of a ``protocol``, and is not a class that has them."""
+    return isinstance(value, protocol) and not isinstance(value, type)
+
+
+def default_thresholds(count: int) -> tuple[float, ...]:
+    """Thresholds of so many exits; the last one always drafts."""
+    return (THRESHOLD,) * (count - 1) + (0.0,)
+
+
+def default_drafting(config: LlamaConfig | None) -> Drafting:
+    """How the draft model of a ``config`` drafts by default; None stands for exit 0 alone.
+
+    A model without sorted exits drafts after its last layer.
+    """
+    if config is None:
+        return NGRAM_ALONE
+    return config.drafting or Drafting(exits=(config.num_hidden_layers,), thresholds=(0.0,))
+
+
+def check_exits(exits: tuple[int | Exit, ...], layers: int) -> None:
+    """Raise ValueError if the numbers among ``exits`` are not those of a draft of ``layers``."""
+    numbers = [each for each in exits if isinstance(each, int)]
+    if not exits or numbers != sorted(set(numbers)):
+        raise ValueError(f"exits must increase, not {numbers}")
+    if numbers and not 0 <= numbers[0] <= numbers[-1] <= layers:
+        draft = f"the draft has {layers} layers" if layers else "there is no draft model"
+        raise ValueError(f"exits {numbers}: {draft}")
 
 
 def make_options(**given: Any) -> Options:

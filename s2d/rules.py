@@ -1,18 +1,16 @@
 """Rules: which tokens a draft proposes, and which of them are accepted.
 
-Both halves decide together whether the text is the target's own, so a rule has both: ``propose``
-chooses children for nodes of a tree, and ``verify`` finds the path of the tree that is accepted,
-and one more token from the target, the bonus token. In this file, p is a distribution of the target
-and q one of the draft, both after temperature, top-k and top-p.
+In this file, p is a distribution of the target and q one of the draft, both after temperature,
+top-k and top-p. The text has to be the target's own, or a draw from its distribution.
 
 - ``Greedy``, at temperature 0: the draft proposes its most probable tokens. A token is accepted if
-  the target would have written it.
-- ``SharedNoise``: draft and target meet the same noise at a position. So one seed gives one text,
-  whatever drafts.
-- ``Rejection``: the draft draws from q. Each token is accepted or rejected in such a way that the
-  text follows p, as in the papers.
-- ``TargetDraws``: plain sampling, for trees that leave nodes out after they were proposed. The
-  target draws from p, and the token is accepted if the tree has it.
+  it is the target's most probable one.
+- ``Rejection``, as in the papers: the draft draws a token x from q. The token is accepted with
+  probability min(1, p(x) / q(x)), and otherwise another one is drawn from what is left of p. The
+  text is a draw from the target's distribution.
+- ``SharedNoise``, ours: at each position, the target takes the token with the largest p / e, where
+  e is random noise from the seed and the position. This draws from p. The draft knows the noise as
+  well, and proposes the tokens that will probably win. One seed gives one text, whatever drafts.
 
 Any object with the members of ``Rule`` can be given to ``generate``.
 """
@@ -23,28 +21,30 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from .sampling import Draws, Noise, draft_scores
+from .sampling import Draws, Noise, draft_scores, warp
 from .tree import Tree
 
 
 class Prediction(NamedTuple):
     """What an exit of the draft says about the tokens that follow R nodes."""
 
-    probs: Tensor  # (R, V) at temperature 1, without top-k and top-p
-    confidence: float  # the largest probability of a token that the exit knows; 0: it knows none
-    hidden: Tensor | None = None  # (R, hidden): what the LM head made ``probs`` of, if it did
+    logits: Tensor  # (R, V)
+    confidence: float  # how sure the exit is; usually its largest probability at temperature 1
+    hidden: Tensor | None = None  # (R, hidden): what the LM head made ``logits`` of, if it did
 
 
 class Proposal(NamedTuple):
     """Children for each of R nodes: the best first, or in the order in which they were drawn.
 
-    ``probs`` are estimates of the probability that a child is accepted after its parent. A tree
-    grows and is pruned by their product along a path. The verification never looks at them.
+    ``probs`` are estimates of the probability that a child is accepted after its parent. ``stop``
+    and the growing of trees go by their product along a path; the verification never looks at them.
+    ``Greedy`` estimates by the draft's probability at temperature 1, ``Rejection`` by q, and
+    ``SharedNoise`` by a token's share of all scores.
     """
 
     tokens: list[list[int]]  # R lists; some are shorter where few tokens are possible
     probs: list[list[float]]  # likewise
-    q: Sequence[Tensor] = ()  # R times (V,): what they were drawn from, if ``verify`` needs it
+    q: Sequence[Tensor] = ()  # R times (V,): what the children were drawn from, if they were drawn
 
 
 @runtime_checkable
@@ -53,22 +53,22 @@ class Rule(Protocol):
 
     exact: bool  # whether the text is the target's own, or follows its distribution
 
-    def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
-        """Up to ``count`` different children for each of R nodes.
+    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
+        """Up to ``count`` different children for each of R ``nodes`` of ``tree``.
 
-        ``positions`` (R,) are the children's positions in the text.
+        Row i of ``logits`` (R, V) is what the draft says after nodes[i].
         """
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
-        """The accepted nodes of ``tree``, from the top down and without the root; the bonus token.
+        """(accepted nodes, bonus token): a path from the root down, and what comes after it.
 
         Row i of ``logits`` (N+1, V) is what the target says after node i. A tree of the root alone
         is plain decoding.
         """
 
 
-def follow(tree: Tree, choose: Callable[[int], int]) -> tuple[list[int], int]:
-    """Walk from the root to the child that is the target's choice, and on from there.
+def follow(tree: Tree, choose: Callable[[int], int], start: int = 0) -> tuple[list[int], int]:
+    """Walk from the node ``start`` to the child that is the target's choice, and on from there.
 
     ``choose(node)`` is the token that the target takes after a node. It depends on the text, and on
     the seed or on what is drawn, but not on the draft. So the text is the target's own, whatever
@@ -77,10 +77,10 @@ def follow(tree: Tree, choose: Callable[[int], int]) -> tuple[list[int], int]:
     and 3 are accepted, and 8 is the bonus token.
     """
     child_of = {}  # (parent, token) -> node
-    for node, parent in enumerate(tree.parents):
-        child_of[parent, tree.tokens[node]] = node
+    for child, parent in enumerate(tree.parents):
+        child_of[parent, tree.tokens[child]] = child
     accepted: list[int] = []
-    node = 0
+    node = start
     token = choose(node)
     while (node, token) in child_of:
         node = child_of[node, token]
@@ -112,99 +112,72 @@ class Greedy:
 
     exact = True
 
-    def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
-        return best_children(prediction.probs, count)
+    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
+        return best_children(warp(logits, temperature=1.0), count)
 
-    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
+    def verify(self, tree: Tree, logits: Tensor, start: int = 0) -> tuple[list[int], int]:
         choices = logits.argmax(dim=-1).tolist()  # (N+1,)
-        return follow(tree, choices.__getitem__)
+        return follow(tree, choices.__getitem__, start)
 
 
 class Sampled:
-    """What the rules above temperature 0 have in common: how logits become a ``distribution``."""
+    """What the rules above temperature 0 have in common: how logits become a distribution."""
 
     exact = True
 
-    def __init__(self, distribution: Callable[[Tensor], Tensor]) -> None:
-        self.distribution = distribution
+    def __init__(self, warped: Callable[[Tensor], Tensor]) -> None:
+        """``warped``: logits (R, V) -> probabilities (R, V), such as ``Options.distribution``."""
+        self.warped = warped
 
-    def q(self, prediction: Prediction) -> Tensor:
-        """The draft's distributions (R, V): its logits are log(probs), up to a constant."""
-        return self.distribution(prediction.probs.log())
+    def distribution(self, logits: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+        """What tokens after R ``nodes`` of ``tree`` are drawn from (R, V): q, or p of the target.
 
-
-class SharedNoise(Sampled):
-    """The target takes the token with the largest p / e. The draft knows e as well (``Noise``)."""
-
-    def __init__(self, distribution: Callable[[Tensor], Tensor], noise: Noise) -> None:
-        super().__init__(distribution)
-        self.noise = noise
-
-    def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
-        """The children are the tokens with the largest ``draft_scores``.
-
-        A child's estimate is its share of the sum of all scores. This is rough, and not derived.
+        This is the only place where ``logits`` (R, V) become p or q. A subclass may make them
+        depend on the path of a node, as with a penalty for repetition.
         """
-        scores = draft_scores(self.q(prediction), self.noise.at(positions))  # (R, V)
-        return best_children(scores / scores.sum(dim=-1, keepdim=True), count)
-
-    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
-        noise = self.noise.at(tree.next_positions(range(len(tree.tokens))))  # (N+1, V)
-        choices = (self.distribution(logits) / noise).argmax(dim=-1).tolist()
-        accepted, bonus = follow(tree, choices.__getitem__)
-        # With init="target", the next step asks for the bonus token's row again.
-        self.noise.forget(before=len(tree.context) + len(accepted))
-        return accepted, bonus
-
-
-class TargetDraws(Sampled):
-    """The next token is drawn from p alone, and accepted while the tree has it.
-
-    ``Rejection`` does not apply to trees that leave improbable nodes out, as their children are
-    chosen and not drawn. So the target draws from p, and child x is accepted with probability p(x),
-    as in EAGLE-2 (Li et al. 2024, arXiv 2406.16858).
-    """
-
-    def __init__(self, distribution: Callable[[Tensor], Tensor], draws: Draws) -> None:
-        super().__init__(distribution)
-        self.draws = draws
-
-    def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
-        return best_children(self.q(prediction), count)
-
-    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
-        p = self.distribution(logits).cpu()  # (N+1, V)
-        return follow(tree, lambda node: self.draws.draw(p[node][None]).item())
+        return self.warped(logits)
 
 
 class Rejection(Sampled):
     """Rejection sampling: a token x from q is accepted with probability min(1, p(x) / q(x)).
 
-    The text follows p under three conditions:
+    The text follows p under four conditions:
 
     1. Each tested token was drawn from q. It is not the argmax of q, for example.
     2. The exit is chosen before a token is drawn from its q.
     3. Every token that was drawn is sent. A chain may end because its last token was improbable,
        but that token is sent as well.
+    4. The random numbers that test a token are independent of those that drew it.
+
+    A growing tree leaves nodes out, which breaks the third condition. So its children are
+    ``chosen`` and not drawn: they are the tokens with the largest q. A chosen token x counts as
+    drawn from a distribution that has only x. It is accepted with probability p(x), and q plays no
+    part in the test.
 
     Everything is computed on the CPU, where ``draws`` come from.
     """
 
-    def __init__(self, distribution: Callable[[Tensor], Tensor], draws: Draws) -> None:
-        super().__init__(distribution)
+    def __init__(
+        self, warped: Callable[[Tensor], Tensor], draws: Draws, chosen: bool = False
+    ) -> None:
+        super().__init__(warped)
         self.draws = draws
+        self.chosen = chosen
 
-    def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
-        q = self.q(prediction).cpu()  # (R, V)
+    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
+        q = self.distribution(logits, tree, nodes)  # (R, V)
+        if self.chosen:
+            return best_children(q, count)
+        q = q.cpu()
         tokens = self.draws.candidates(q, min(count, q.shape[1]))
         return Proposal(*as_lists(tokens, q.gather(1, tokens)), q.unbind())
 
-    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
-        p = self.distribution(logits).cpu()  # (N+1, V)
+    def verify(self, tree: Tree, logits: Tensor, start: int = 0) -> tuple[list[int], int]:
+        p = self.distribution(logits, tree, range(len(tree.tokens))).cpu()  # (N+1, V)
         accepted: list[int] = []
-        node = 0
+        node = start
         while children := tree.children(node):
-            child, rest = self.test_children(children, tree.tokens, p[node], tree.q[node])
+            child, rest = self.test_children(children, tree.tokens, p[node], tree.q.get(node))
             if child is None:
                 return accepted, self.draws.draw(rest[None]).item()
             accepted.append(child)
@@ -212,24 +185,31 @@ class Rejection(Sampled):
         return accepted, self.draws.draw(p[node][None]).item()
 
     def test_children(
-        self, children: list[int], tokens: list[int], p: Tensor, q: Tensor
+        self, children: list[int], tokens: list[int], p: Tensor, q: Tensor | None
     ) -> tuple[int | None, Tensor]:
         """Which of a node's children is accepted, or None, and what is left of p (V,).
 
-        ``children`` are nodes in the order in which their tokens were drawn from q (V,). Token x is
-        accepted with probability min(1, p(x) / q(x)). If it is rejected, p becomes
-        norm(relu(p - q)) for the next child, and q loses x, as the next child was drawn without
-        replacement. If all are rejected, the bonus token is drawn from what is left of p. The token
-        that comes out of this follows p (Chen et al. 2023, arXiv 2302.01318, theorem 1; for several
-        children Jeon et al. 2024, arXiv 2402.14160).
+        ``children`` are nodes in the order in which their tokens were drawn from q (V,); without q,
+        they were chosen. Token x is accepted with probability min(1, p(x) / q(x)). If it is
+        rejected, p becomes norm(relu(p - q)) for the next child, and q loses x, as the next child
+        was drawn without replacement. If all are rejected, the bonus token is drawn from what is
+        left of p. The token that comes out of this follows p (Chen et al. 2023, arXiv 2302.01318,
+        theorem 1; for several children Jeon et al. 2024, arXiv 2402.14160).
         """
         for child in children:
             token = tokens[child]
-            if self.draws.flip((p[token] / q[token]).item()):
+            drawn_from = certain(token, p) if q is None else q
+            if self.draws.flip((p[token] / drawn_from[token]).item()):
                 return child, p
-            p = residual(p, q)
-            q = without(q, token)
+            p = residual(p, drawn_from)
+            if q is not None:
+                q = without(q, token)
         return None, p
+
+
+def certain(token: int, p: Tensor) -> Tensor:
+    """The distribution that has only one ``token``, of the size of p (V,)."""
+    return torch.zeros_like(p).index_fill_(0, torch.tensor(token), 1.0)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
@@ -246,3 +226,26 @@ def without(q: Tensor, token: int) -> Tensor:
     rest[token] = 0.0
     total = rest.sum()
     return rest / total if total > 0 else rest
+
+
+class SharedNoise(Sampled):
+    """The target takes the token with the largest p / e. The draft knows e as well (``Noise``)."""
+
+    def __init__(self, warped: Callable[[Tensor], Tensor], noise: Noise) -> None:
+        super().__init__(warped)
+        self.noise = noise
+
+    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
+        """The children are the tokens with the largest ``draft_scores``.
+
+        A child's estimate is its share of the sum of all scores. This is rough, and not derived.
+        """
+        q = self.distribution(logits, tree, nodes)  # (R, V)
+        scores = draft_scores(q, self.noise.at(tree.next_positions(nodes)))  # (R, V)
+        return best_children(scores / scores.sum(dim=-1, keepdim=True), count)
+
+    def verify(self, tree: Tree, logits: Tensor, start: int = 0) -> tuple[list[int], int]:
+        nodes = range(len(tree.tokens))
+        p = self.distribution(logits, tree, nodes)  # (N+1, V)
+        choices = (p / self.noise.at(tree.next_positions(nodes))).argmax(dim=-1).tolist()
+        return follow(tree, choices.__getitem__, start)

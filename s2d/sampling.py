@@ -1,5 +1,7 @@
 """From logits to tokens: distributions, the noise of each position, and random draws."""
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -45,14 +47,11 @@ class Noise:
         self.vocab_size = vocab_size
         self.device = device
         self.dtype = dtype
-        self.rows: dict[int, Tensor] = {}  # draft and target ask for the same positions
+        self.row = lru_cache(maxsize=64)(self.make_row)  # draft and target ask for the same rows
 
     def at(self, positions: list[int]) -> Tensor:
         """The noise (R, V) of ``positions`` (R,)."""
-        for position in positions:
-            if position not in self.rows:
-                self.rows[position] = self.make_row(position)
-        return torch.stack([self.rows[position] for position in positions])
+        return torch.stack([self.row(position) for position in positions])
 
     def make_row(self, position: int) -> Tensor:
         # On the CPU, so that it is the same for every device. SFC64 takes half as long as Philox.
@@ -60,10 +59,6 @@ class Noise:
         row = torch.from_numpy(generator.standard_exponential(self.vocab_size))
         row = row.clamp_(min=1e-30).to(self.dtype)  # never 0, as it is divided by
         return to_device(row, self.device)
-
-    def forget(self, before: int) -> None:
-        """Free the rows of the positions below ``before``, whose tokens are chosen."""
-        self.rows = {position: row for position, row in self.rows.items() if position >= before}
 
 
 def draft_scores(q: Tensor, e: Tensor) -> Tensor:
@@ -94,12 +89,14 @@ class Draws:
         return self.uniform(1).item() < probability
 
     def draw(self, probs: Tensor) -> Tensor:
-        """Distributions (R, V) -> a token drawn from each (R,).
+        """Distributions (R, V) -> a token drawn from each (R,); ValueError: a row has NaN.
 
         A token is the index at which the cumulative sums reach a random number. In float32 the
         sums would lose rare tokens; ``torch.multinomial`` would draw V numbers per token.
         """
         sums = probs.cumsum(dim=-1, dtype=torch.float64)  # (R, V)
+        if sums[:, -1].isnan().any():
+            raise ValueError("nothing can be drawn from logits that are not finite")
         numbers = 1.0 - self.uniform(len(probs))[:, None]  # (R, 1), and never 0
         return torch.searchsorted(sums, numbers * sums[:, -1:])[:, 0]
 

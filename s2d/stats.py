@@ -1,49 +1,43 @@
 """What a generation did: its steps, the numbers that they add up to, and the answer."""
 
-import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .options import Options
+from .draft import Exit
+from .options import Plan
 from .tree import Tree
-
-
-class Clock:
-    """Measures a step. ``lap`` is called after drafting, and after the target's pass."""
-
-    def __init__(self) -> None:
-        self.times = [time.perf_counter()]
-
-    def lap(self) -> None:
-        self.times.append(time.perf_counter())
-
-    def seconds(self) -> dict[str, float]:
-        """What the step took until now, and two parts of it."""
-        began, drafted, scored = self.times
-        seconds = {"draft_seconds": drafted - began, "target_seconds": scored - drafted}
-        return seconds | {"seconds": time.perf_counter() - began}
 
 
 @dataclass
 class Step:
-    """One pass of the target, and the drafting before it."""
+    """One pass of the target, and the drafting before it. The Decoder fills it in part by part."""
 
     tree: Tree
-    logits: Tensor  # (N+1, V): row i is what the target says after node i of the tree
-    accepted: list[int]  # the nodes of a path, up to the answer's end
-    tokens: list[int]  # emitted: the path's tokens and the bonus token, up to the answer's end
-    draft_seconds: float
-    target_seconds: float  # from the end of drafting until the logits are there
-    seconds: float  # of the whole step
+    logits: Tensor = field(init=False)  # (N+1, V): row i is what the target says after node i
+    accepted: list[int] = field(init=False)  # the nodes of a path, up to the answer's end
+    tokens: list[int] = field(init=False)  # emitted: the path's, and the bonus token, up to the end
+    draft_seconds: float = field(init=False)
+    target_seconds: float = field(init=False)  # from the end of drafting until the logits are there
+    seconds: float = field(init=False)  # of the whole step
 
     @property
     def sources(self) -> list[int | None]:
         """By emitted token: which exit drafted it, by its number of layers; None: the target."""
         drafted = [self.tree.exit_layers[node] for node in self.accepted]
         return drafted + [None] * (len(self.tokens) - len(drafted))
+
+    def log_probabilities(self) -> list[float]:
+        """By emitted token: log p under the target, at temperature 1, without top-k and top-p."""
+        before = [0, *self.accepted][: len(self.tokens)]  # the nodes that the tokens follow
+        dtype = torch.promote_types(self.logits.dtype, torch.float32)
+        logs = self.logits[before].log_softmax(dim=-1, dtype=dtype)
+        tokens = torch.tensor(self.tokens, device=logs.device)
+        return logs.gather(1, tokens[:, None])[:, 0].tolist()
 
 
 @dataclass
@@ -85,13 +79,48 @@ class Stats:
 
     @property
     def mean_accepted_tokens(self) -> float:
-        """Tokens emitted per step (MAT), the bonus token included; 1.0 without a draft."""
+        """Tokens per step (MAT): the length of the answer divided by the number of steps.
+
+        A step's tokens are those that it emits, the bonus token included. They end at EOS or at the
+        token that completes a stop string, also inside of the accepted path. 1.0 without a draft.
+        """
         return sum(self.accept_lengths) / max(1, self.steps)
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted draft tokens per drafted level; 0.0 without a draft."""
         return self.accepted_tokens / max(1, self.draft_levels)
+
+    def acceptance(self, exits: Iterable[int | Exit]) -> dict[str, Any]:
+        """What was drafted and accepted, by position and by exit; ``exits`` are those of the plan.
+
+        Names are those of vLLM's ``metrics.speculative_decoding``, or like them. A step counts if a
+        tree was sent in it. The first position is 0. An exit is asked once for each level that it
+        or a deeper one drafts. Levels of which no node was sent are not counted.
+        """
+        depths = range(1, len(self.depth_sent) + 1)
+        layers = [each if isinstance(each, int) else each.exit_layer for each in exits]
+        per_exit = {}
+        for index, layer in enumerate(layers):
+            per_exit[layer] = {
+                "num_asked": sum(self.exit_levels[deeper] for deeper in layers[index:]),
+                "num_draft_tokens": self.exit_counts[layer],
+                "num_accepted_draft_tokens": self.exit_accepted[layer],
+            }
+        return {
+            "draft_acceptance_rate": self.accepted_tokens / max(1, self.draft_tokens),
+            "num_spec_steps": self.depth_sent[1],
+            "num_draft_tokens": self.draft_tokens,
+            "num_accepted_draft_tokens": self.accepted_tokens,
+            "num_drafts_per_pos": [self.depth_sent[depth] for depth in depths],
+            "num_accepted_tokens_per_pos": [self.depth_accepted[depth] for depth in depths],
+            "per_exit": per_exit,
+        }
+
+    def rates_by_position(self) -> list[float]:
+        """The share of the trees with a node at a position of which one was accepted there."""
+        depths = range(1, len(self.depth_sent) + 1)
+        return [self.depth_accepted[depth] / self.depth_sent[depth] for depth in depths]
 
 
 @dataclass(frozen=True)
@@ -101,12 +130,11 @@ class Generation:
     tokens: list[int]  # the new ones, up to EOS or the last one that ``Options.stop_at`` allows
     ended: str  # "eos", "stop_at", "length", "context" (the target's is full), or "": it goes on
     stats: Stats
-    options: Options
+    plan: Plan
     exact: bool  # whether the method is lossless
     prompt_length: int
 
     def text(self, tokenizer: Any) -> str:
         """The answer as text, by a ``Tokenizer``."""
-        if self.options.stop_at is not None:
-            return self.options.stop_at.cut(self.tokens)
-        return tokenizer.decode(self.tokens)
+        stop_at = self.plan.asked.stop_at
+        return tokenizer.decode(self.tokens) if stop_at is None else stop_at.cut(self.tokens)

@@ -40,9 +40,10 @@ class Shape(Protocol):
 
     Attributes:
         depth: the number of levels below the root.
-        capacity: a cache has room for so many nodes besides the root. The target's holds the nodes
-            that are sent, and the draft's the nodes that are expanded.
-        sends_all: whether all proposed nodes are sent to the target, as ``Rejection`` needs.
+        capacity: the most nodes besides the root that a cache has to hold. The target's cache holds
+            the nodes that are sent, and the draft's those that are expanded.
+        sends_all: whether the target checks all nodes. Then children may be drawn; otherwise they
+            are chosen (``rules.Rejection``).
     """
 
     depth: int
@@ -52,11 +53,14 @@ class Shape(Protocol):
     def width(self, depth: int) -> int:
         """How many children a node at this depth gets."""
 
-    def next_frontier(self, tree: "Tree") -> list[int]:
-        """Which nodes of the last level get children, in ascending order."""
+    def frontier(self, leaves: list[int], probs: list[float]) -> list[int]:
+        """Which of the ``leaves``, the nodes of the last level, get children: in ascending order.
 
-    def nodes_to_send(self, tree: "Tree") -> list[int]:
-        """Which nodes the target checks, in ascending order: 0, and others with their parents."""
+        ``probs`` has, for all nodes, the estimated probability that they are accepted.
+        """
+
+    def sent(self, probs: list[float]) -> list[int]:
+        """Which of all nodes the target checks, in ascending order: 0, and others with parents."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,11 @@ class FixedShape:
     def width(self, depth: int) -> int:
         return self.widths[depth]
 
-    def next_frontier(self, tree: "Tree") -> list[int]:
-        return tree.likely_leaves()
+    def frontier(self, leaves: list[int], probs: list[float]) -> list[int]:
+        return leaves
 
-    def nodes_to_send(self, tree: "Tree") -> list[int]:
-        return list(range(len(tree.tokens)))
+    def sent(self, probs: list[float]) -> list[int]:
+        return list(range(len(probs)))
 
 
 @dataclass(frozen=True)
@@ -105,11 +109,6 @@ class GrowingShape:
 
     sends_all = False
 
-    def __post_init__(self) -> None:
-        for number in (self.top_k, self.depth, self.size):
-            if not isinstance(number, int) or number < 1:
-                raise ValueError(f"a growing tree has whole numbers from 1, not {number!r}")
-
     @property
     def capacity(self) -> int:
         return max(self.size, self.top_k * (self.depth - 1))  # the last level is not expanded
@@ -117,11 +116,11 @@ class GrowingShape:
     def width(self, depth: int) -> int:
         return self.top_k
 
-    def next_frontier(self, tree: "Tree") -> list[int]:
-        return most_probable(tree.likely_leaves(), tree.probs, self.top_k)
+    def frontier(self, leaves: list[int], probs: list[float]) -> list[int]:
+        return most_probable(leaves, probs, self.top_k)
 
-    def nodes_to_send(self, tree: "Tree") -> list[int]:
-        return [0, *most_probable(range(1, len(tree.tokens)), tree.probs, self.size)]
+    def sent(self, probs: list[float]) -> list[int]:
+        return [0, *most_probable(range(1, len(probs)), probs, self.size)]
 
 
 def most_probable(nodes: Iterable[int], probs: list[float], count: int) -> list[int]:
@@ -138,6 +137,7 @@ class Tree:
     """The tree of one step. The top of this file has a picture.
 
     Attributes:
+        context: the ids of the text before the tree. The last one is the root.
         depth: the depth of the last level.
         tokens, parents, depths: by node.
         probs: by node, the estimated probability that its path is accepted: the product of the
@@ -145,19 +145,13 @@ class Tree:
         exit_layers: by node, the number of layers before the exit that proposed it. It is None for
             the root and for nodes that the target proposed.
         ancestors: the ancestor matrix (N+1, N+1), see ``mask.add_nodes``.
-        q: by node, the distribution (V,) that its children were drawn from, if the rule tests them
-            against it.
-        frontier: the nodes that get children next; at first the root.
-        expanded: the root, and all nodes that were in the frontier, in the order of the draft's
-            caches. A node that was left out is None.
+        q: by node, the distribution (V,) that its children were drawn from, if they were drawn.
+        expanded: the nodes that were given children, in the order of the draft's caches. A node
+            that was left out later is None.
     """
 
-    def __init__(self, context: list[int], shape: Shape, max_depth: int, stop: float = 0.0) -> None:
-        """A node whose path is less probable than ``stop`` gets no children."""
+    def __init__(self, context: list[int]) -> None:
         self.context = context
-        self.shape = shape
-        self.max_depth = min(max_depth, shape.depth)
-        self.stop = stop
         self.depth = 0
         self.tokens = [context[-1]]
         self.parents = [NO_PARENT]
@@ -166,55 +160,48 @@ class Tree:
         self.exit_layers: list[int | None] = [None]
         self.ancestors = ROOT_ALONE
         self.q: dict[int, Tensor] = {}
-        self.frontier = [0] if self.max_depth > 0 else []
-        self.expanded: list[int | None] = [0]
+        self.expanded: list[int | None] = []
+
+    def leaves(self, least: float) -> list[int]:
+        """The nodes of the last level whose paths have a probability of ``least`` or more."""
+        nodes = enumerate(zip(self.depths, self.probs))
+        return [node for node, (d, prob) in nodes if d == self.depth and prob >= least]
 
     def add_level(
         self,
+        nodes: list[int],
         tokens: list[list[int]],
         probs: list[list[float]],
         exit_layer: int | None,
         q: Sequence[Tensor] = (),
     ) -> None:
-        """Give the nodes of the frontier children, and choose the next frontier.
+        """Give R ``nodes`` of the last level children: the next level.
 
         Args:
-            tokens: for each node of the frontier, the tokens of its children.
+            tokens: for each of the nodes, the tokens of its children.
             probs: likewise, the estimated probability that a child is accepted after its parent.
             exit_layer: which exit proposed them, see ``exit_layers``.
-            q: for each node of the frontier, what its children were drawn from (V,); or nothing.
+            q: for each of the nodes, what its children were drawn from (V,); or nothing.
         """
         first = len(self.tokens)
-        for parent, child_tokens, child_probs in zip(self.frontier, tokens, probs):
+        for parent, child_tokens, child_probs in zip(nodes, tokens, probs):
             for token, prob in zip(child_tokens, child_probs):
                 self.tokens.append(token)
                 self.parents.append(parent)
-                # Rounding may bring ``prob`` above 1, but no child is to be more probable than its
-                # parent.
+                # By rounding, ``prob`` may be above 1. No child is more probable than its parent.
                 self.probs.append(self.probs[parent] * min(prob, 1.0))
         count = len(self.tokens) - first
         self.depth += 1
         self.depths += [self.depth] * count
         self.exit_layers += [exit_layer] * count
         self.ancestors = add_nodes(self.ancestors, self.parents[first:])
-        self.q.update(zip(self.frontier, q))
-        more = self.depth < self.max_depth
-        self.frontier = self.shape.next_frontier(self) if more else []
-        self.expanded += self.frontier  # the draft reads them next
+        self.q.update(zip(nodes, q))
+        self.expanded += nodes
 
-    def likely_leaves(self) -> list[int]:
-        """The nodes of the last level whose paths are not less probable than ``stop``."""
-        nodes = enumerate(zip(self.depths, self.probs))
-        return [node for node, (d, prob) in nodes if d == self.depth and prob >= self.stop]
-
-    def prune(self) -> None:
-        """Leave out the nodes that the shape does not send. The tree grows no more."""
-        kept = self.shape.nodes_to_send(self)
-        if len(kept) < len(self.tokens):
-            self.restrict_to(kept)
-
-    def restrict_to(self, kept: list[int]) -> None:
-        """Leave out all nodes but ``kept``, and number these anew: ``kept[0]`` becomes node 0."""
+    def prune(self, kept: list[int]) -> None:
+        """Leave out all nodes but ``kept``, and number these anew. The tree grows no more."""
+        if len(kept) == len(self.tokens):
+            return
         number = {node: new for new, node in enumerate(kept)}
         self.parents = [number.get(self.parents[node], NO_PARENT) for node in kept]
         self.tokens = [self.tokens[node] for node in kept]

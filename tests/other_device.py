@@ -54,9 +54,11 @@ def note_asked(exits: list[Exit], asked: list[int]) -> None:
     """Have each exit note in ``asked`` when it is asked."""
     for each in exits:
 
-        def noted(tree: Tree, each: Exit = each, predict: Any = each.predict) -> Prediction:
+        def noted(
+            tree: Tree, nodes: list[int], each: Exit = each, predict: Any = each.predict
+        ) -> Prediction | None:
             asked.append(each.exit_layer)
-            return predict(tree)
+            return predict(tree, nodes)
 
         each.predict = noted
 

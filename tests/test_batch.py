@@ -54,7 +54,7 @@ def test_each_text_is_the_one_alone(models):
             assert each.stats.accept_lengths == expected.stats.accept_lengths
             assert each.stats.exit_counts == expected.stats.exit_counts
             assert (each.ended, each.exact) == (expected.ended, expected.exact)
-            assert each.options.seed == options["seed"] + index
+            assert each.plan.asked.seed == options["seed"] + index
             assert each.stats.seconds > each.stats.target_seconds > 0
             seen.add(each.ended)
     assert seen == {"eos", "length", "context"}
@@ -99,7 +99,7 @@ def test_a_prompt_that_cannot_be_run_is_named_and_the_others_run(models):
     target, prompts = models[0], [[1, 2], [1] * 128, [3], [61], [], [4]]
     options = dict(method="ar", max_new_tokens=5)
     for batch in (1, 2, 8):
-        found = list(decode_many(target, prompts, None, Options(**options), batch))
+        found = list(decode_many(target, prompts, None, Options(**options).plan(None), batch))
         bad = {i: str(each) for i, each in enumerate(found) if isinstance(each, ValueError)}
         assert bad.keys() == {1, 3, 4} and len(found) == 6
         assert bad[1] == "the prompt has 128 tokens; expected 1 to 127"

@@ -108,7 +108,7 @@ def test_a_table_of_speedups():
     made = {}
     for name, method in {"ar": "ar", "two": "sd", "three": "sd", "s2d": "s2d"}.items():
         stats = Stats([4] * 5, Counter({12: 3, 6: 9}), draft_levels=20, accepted_tokens=15)
-        made[name] = SimpleNamespace(stats=stats, options=SimpleNamespace(method=method))
+        made[name] = SimpleNamespace(stats=stats, plan=SimpleNamespace(method=method))
     records = []
     for group, seconds in {"qa": (4.0, 2.0, 1.0, 1.0), "rag": (4.0, 1.0, 2.0, 1.6)}.items():
         for name, each in zip(made, seconds):
@@ -246,7 +246,7 @@ def test_ties_are_told_from_bugs():
     single.load_state_dict(precise.state_dict())
 
     def difference(own, theirs, temperature=0.0):
-        alone = SimpleNamespace(options=Options("ar", temperature=temperature))
+        alone = SimpleNamespace(plan=Options("ar", temperature=temperature).plan(None))
         return check.first_difference(single, precise, Turn(prompt, own, 1.0, alone), theirs)
 
     gap, allowed = difference([7, 5], [9, 5])
@@ -263,7 +263,7 @@ def test_check_tells_a_bug_from_a_tie_and_exits_with_1(questions, monkeypatch, c
 
     def wrong(*arguments, **options):
         made = run(*arguments, **options)
-        return made if made.options.method == "ar" else replace(made, tokens=[*made.tokens[:2], 99])
+        return made if made.plan.method == "ar" else replace(made, tokens=[*made.tokens[:2], 99])
 
     monkeypatch.setattr(comparison, "generate", wrong)
     arguments = [*SMALL, "--methods", "s2d", "s2d:rejection", "--questions", questions, "--check"]

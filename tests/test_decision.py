@@ -17,8 +17,7 @@ from s2d.train.decision import collect, fit_decision
 
 def features_of(decision, logits, hidden=None):
     """What a decision model sees of logits (R, V), and of hidden states (R, hidden)."""
-    probs = torch.as_tensor(logits, dtype=torch.float64).softmax(-1)
-    return decision.inputs(Prediction(probs, 0.5, hidden))
+    return decision.inputs(Prediction(logits.double(), 0.5, hidden))
 
 
 def test_the_two_feature_sets():
@@ -47,10 +46,10 @@ class Fixed(Decision):
         self.says, self.hopeless = says, hopeless
 
     def inputs(self, prediction):
-        return prediction.probs
+        return prediction.logits
 
-    def forward(self, probs):
-        said = torch.full((len(probs),), self.says)
+    def forward(self, logits):
+        said = torch.full((len(logits),), self.says)
         if self.hopeless is not None and len(said) == 2:
             said[self.hopeless] = 0.05
         return said

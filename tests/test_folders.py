@@ -4,10 +4,8 @@ import torch
 from helpers import WEIGHTS, change_json, raises_line, random_llama
 from vocabularies import save_trained
 
-from s2d import model
 from s2d.checkpoint import save_model
 from s2d.checkpoint.config import config_from_dict
-from s2d.model import rope_table
 from s2d.pair import names
 from s2d.pair.loading import choose_pair, load_pair
 
@@ -35,20 +33,6 @@ def test_windows_of_no_layer_and_biases_that_are_there_anyway():
         of_mistral | dict(sliding_window=4096),
     ):
         raises_line(config_from_dict, ValueError, "some layers have a sliding window", raw)
-
-
-def test_the_table_of_the_rotary_embedding_grows(monkeypatch):
-    """As long as it is needed, and no longer; made in inference, it serves in training, too."""
-    monkeypatch.setattr(model, "ROPE_LENGTH", 4)
-    grown = random_llama(0)
-    assert len(grown.rope_cos) == 4
-    with torch.inference_mode():
-        found = grown(torch.arange(40)[None])
-    monkeypatch.undo()
-    assert found.equal(random_llama(0)(torch.arange(40)[None]))
-    assert 40 <= len(grown.rope_cos) < 128 and grown.rope_cos.dtype == torch.float64
-    assert grown.rope_cos[39].equal(rope_table(grown.config, 40)[0][39].double())
-    grown.requires_grad_()(torch.arange(40)[None]).sum().backward()
 
 
 def test_names_are_known_to_load_pair(monkeypatch):

@@ -8,7 +8,7 @@ import torch
 
 from s2d.ngram.datastore import Datastore
 from s2d.ngram.table import FOLLOWERS, ORDER, TableExit, Text, distribution
-from s2d.tree import FixedShape, Tree
+from s2d.tree import Tree
 
 
 def documents_of(tokens, end):
@@ -73,10 +73,11 @@ def test_exit_0_predicts_full_rows():
     exit_0 = TableExit(9, torch.device("cpu"), torch.float64)
     context, text = [5, 6, 7, 5, 6, 7, 5, 6, 8, 5, 6], Text()
     text.grow(context)
-    tree = Tree(context, FixedShape((3, 1)), max_depth=2)
-    assert exit_0.predict(tree).confidence == max(distribution([text], context).values())
-    tree.add_level([[7, 1, 5]], [[0.5, 0.1, 0.4]], exit_layer=0)
-    for row, token in zip(exit_0.predict(tree).probs, (7, 1, 5), strict=True):
+    tree = Tree(context)
+    assert exit_0.predict(tree, [0]).confidence == max(distribution([text], context).values())
+    tree.add_level([0], [[7, 1, 5]], [[0.5, 0.1, 0.4]], exit_layer=0)
+    rows = exit_0.predict(tree, [1, 2, 3]).logits.exp()
+    for row, token in zip(rows, (7, 1, 5), strict=True):
         known = distribution([text], [*context, token])  # after 1 there is nothing known
         left = (1.0 - sum(known.values())) / 9
         assert row.tolist() == pytest.approx([known.get(each, 0.0) + left for each in range(9)])

@@ -54,7 +54,7 @@ def decode(target, folder):
         logits += [step.logits for step in decoder]
         said.append(what_was_said(decoder.result()))
     prompts = [SHORT, LONG, SHORT[:3]]
-    said += map(what_was_said, decode_many(target, prompts, draft, decoder.options, 2))
+    said += map(what_was_said, decode_many(target, prompts, draft, decoder.plan, 2))
     return {"logits": logits, "said": said}
 
 
@@ -197,7 +197,7 @@ def fail_in_a_pass(monkeypatch, fail):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [("--seed RANK", "rank 1 was started with '--"), ("--exits 9", "exits of 4 draft layers")],
+    [("--seed RANK", "rank 1 was started with '--"), ("--exits 9", "exits [9]: the draft has 4")],
 )
 def test_what_ranks_find_wrong_is_said_once(words, said, ended):
     codes, [line] = ended(lambda rank: sys.argv.extend(words.replace("RANK", str(rank)).split()))

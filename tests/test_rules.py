@@ -8,9 +8,9 @@ from enumeration import joint_distribution, joint_of
 from helpers import nearly_equal, random_distribution, random_model
 
 from s2d import generate
-from s2d.rules import Prediction, Rejection, best_children, follow, residual
+from s2d.rules import Rejection, best_children, follow, residual
 from s2d.sampling import warp
-from s2d.tree import FixedShape, Tree
+from s2d.tree import Tree
 
 SOFTMAX = partial(warp, temperature=1.0)
 
@@ -25,12 +25,13 @@ def error_of(widths, zeros=0.0, vocab=3, seed=1, change=None):
 
     def emit(draws):
         rule = Rejection(SOFTMAX, draws)
-        tree = Tree([0], FixedShape(widths), max_depth=9)
-        while tree.frontier:
-            rows = torch.stack([q(tuple(tree.path(node))) for node in tree.frontier])
-            drawn = rule.propose(Prediction(rows, 1.0), widths[tree.depth], [])
+        tree = Tree([0])
+        for width in widths:
+            nodes = tree.leaves(0.0)
+            rows = torch.stack([q(tuple(tree.path(node))) for node in nodes])
+            drawn = rule.propose(tree, nodes, rows.log(), width)
             assert all(len({*row}) == len(row) for row in drawn.tokens)
-            tree.add_level(drawn.tokens, drawn.probs, exit_layer=1, q=drawn.q)
+            tree.add_level(nodes, drawn.tokens, drawn.probs, exit_layer=1, q=drawn.q)
         if change is not None:
             tree.tokens = [0, *change(tree.tokens[1:], q(()))]
             tree.parents = tree.parents[: len(tree.tokens)]
@@ -87,8 +88,8 @@ class Coin:
 
     exact = False
 
-    def propose(self, prediction, count, positions):
-        return best_children(prediction.probs, 1)
+    def propose(self, tree, nodes, logits, count):
+        return best_children(logits.softmax(dim=-1), 1)
 
     def verify(self, tree, logits):
         return follow(tree, lambda node: logits[node].argmax().item())

@@ -110,7 +110,7 @@ def test_options_reach_the_decoder(capsys):
 def chosen(target, *words):
     pair = run.load(run.parse(["--target", *map(str, (target, *words))]))
     draft = pair.found.draft and pair.found.draft.path
-    return draft, pair.found.datastore, pair.options.exits == (0,)
+    return draft, pair.found.datastore, pair.plan.exits == (0,)
 
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
@@ -143,7 +143,7 @@ def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, ca
     assert chosen(target, "--datastore", given, "--exits", "0,2") == (draft, given, False)
     error_of(capsys)
     unused = Options("ar", datastore=given)
-    assert choose_pair(target, options=unused).options.datastore is None
+    assert choose_pair(target, options=unused).plan.asked.datastore is None
     unread = "--target", target, "--datastore", given, "--exits", 2
     refuses(run.main, capsys, "a datastore is what exit 0 reads", *unread)
     store.write_text("no datastore")

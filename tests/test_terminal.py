@@ -11,7 +11,7 @@ from helpers import nearly_equal
 
 from s2d.cli import terminal
 from s2d.cli.colors import COLORS, color_exits
-from s2d.cli.terminal import Streamed, acceptance, compare_speed, report
+from s2d.cli.terminal import Streamed, compare_speed, report
 from s2d.generation import start
 from s2d.options import Options
 
@@ -54,7 +54,7 @@ def test_acceptance_is_what_the_steps_say(options):
     exits = {"exits": [1, 2, 4], "thresholds": [0.6, 0.5, 0.0], "max_new_tokens": 60}
     decoder = start(target, [1, 2, 3], draft, temperature=1.0, seed=4, **exits, **options)
     steps = [step for step in decoder if step.tree.depth]
-    found = acceptance(decoder.stats, decoder.options.exits)
+    found = decoder.stats.acceptance(decoder.plan.exits)
     lengths = [len(step.accepted) for step in steps]
     assert found["num_spec_steps"] == len(steps) > 5
     assert found["num_draft_tokens"] == sum(len(step.tree.tokens) - 1 for step in steps)
@@ -88,7 +88,7 @@ def test_the_comparison_takes_turns(monkeypatch):
         return SimpleNamespace(tokens=[7] * tokens, stats=SimpleNamespace(seconds=10.0))
 
     monkeypatch.setattr(terminal, "generate", make)
-    answer = SimpleNamespace(tokens=[7] * 80, options=Options("s2d", max_new_tokens=100))
+    answer = SimpleNamespace(tokens=[7] * 80, plan=Options("s2d", max_new_tokens=100).plan(None))
     line = compare_speed(SimpleNamespace(target=None, draft=None), [5], answer)
     assert turns == [("ar", 20), ("s2d", 20)] * 5
     turns = "(median of 5 runs of up to 20 tokens)"

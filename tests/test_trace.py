@@ -32,7 +32,7 @@ CASES = {
     "ar": {"method": "ar", "temperature": 1.0},
     "chain": {"method": "s2d"},
     "growing tree": {"method": "s2d-tree", "temperature": 1.0},
-    "growing tree of drawn tokens": {"method": "s2d-tree"} | REJECTION,
+    "rejected growing tree": {"method": "s2d-tree"} | REJECTION,
     "rejected tree that ends": {"method": "mcsd", "tree": (3, 2, 1), "seed": 13}
     | {"temperature": 2.0, "rule": "rejection"},
     "lossy roots": {"method": "mcsd", "init": "target", "tree": (3, 2)} | REJECTION,
@@ -66,7 +66,7 @@ def known(mini, tokenizer, tmp_path_factory):
         options = {"max_new_tokens": 40, "seed": 3} | CASES[case]
         generation = start(mini("mini-7b"), prompt, draft, **options)
         file = tmp_path_factory.mktemp("pages") / "page.html"
-        colors = color_exits(own=(2, 3, 4), used=generation.options.exits)
+        colors = color_exits(own=(2, 3, 4), used=generation.plan.exits)
         texts = Hostile() if case == "own rule" else tokenizer
         recorder = Recorder(texts, generation, {"target": "T"}, colors)
         steps = list(recorder.record())
@@ -112,28 +112,33 @@ def test_a_record_is_what_happened(case, known):
             if not temperature:
                 assert chosen in ([], [row.argmax()])
             elif about["rule"] == "SharedNoise":
-                noise = Noise(generation.options.seed, len(row), "cpu", row.dtype).at([n])[0]
+                noise = Noise(generation.plan.asked.seed, len(row), "cpu", row.dtype).at([n])[0]
                 assert columns["e", None] == close(noise[ids].tolist())
                 assert columns["p / e", None] == close((row / noise)[ids].tolist())
                 assert chosen in ([], [(row / noise).argmax()])
-            elif about["rule"] == "Rejection" and tests and "q" in tests[0]:
-                check_rejection(position, row, tree.q[node], tokens)
+            elif about["rule"] == "Rejection" and tests and "chance" in tests[0]:
+                check_rejection(position, row, tree.q.get(node), tokens)
                 rejected += not tests[0]["accepted"]
     assert (rejected > 0) == ("rejected" in case)
 
 
 def check_rejection(position, p, q, tokens):
-    ids, rest = position["ids"], iter(position["columns"][2:])
+    """``q`` is None if the tokens were chosen and not drawn."""
+    drawn = q is not None
+    ids, rest = position["ids"], iter(position["columns"][1 + drawn :])
     for test in position["tests"]:
         token = tokens[test["node"]]
-        assert [test["p"], test["q"]] == close([p[token].item(), q[token].item()])
+        if not drawn:
+            q = torch.eye(len(p), dtype=p.dtype)[token]
+        assert [test["p"], test.get("q", 1.0)] == close([p[token].item(), q[token].item()])
         assert test["chance"] == close(min(1.0, (p[token] / q[token]).item()))
         assert test["accepted"] == (test["draw"] < test["chance"])
         if not test["accepted"]:
             left, others = (p - q).relu(), q * (torch.arange(len(q)) != token)
             p, q = left / left.sum(), others / others.sum().clamp(min=1e-300)
             assert next(rest) == ["residual after", token, close(p[ids].tolist())]
-            following = next(rest, None)  # after the last test there is no other q
+            # After the last test there is no other q.
+            following = next(rest, None) if drawn else None
             assert following in (None, ["q without", token, close(q[ids].tolist())])
 
 
@@ -174,7 +179,7 @@ Array.from({ length: Number(all("#slider")[0].max) + 1 }, (_, step) => {
 
 
 # One for each rule; a browser is slow.
-PAGES = ["chain", "growing tree", "growing tree of drawn tokens", "rejected tree that ends"]
+PAGES = ["chain", "growing tree", "rejected growing tree", "rejected tree that ends"]
 PAGES += ["lossy roots", "own rule"]
 
 
@@ -222,7 +227,7 @@ def check_position(lines, heads, widths, position, rule):
             values = [value / max(values) for value in values]
         if name != "e":
             bars.append(values)
-    if rule in ("Greedy", "SharedNoise", "TargetDraws", "Rejection"):
+    if rule in ("Greedy", "SharedNoise", "Rejection"):
         decides = [head.endswith(" decides") for head in heads[1:]]
         assert decides == [i < len(deciding) for i in range(len(names) - 1)]
     assert all(head.startswith(name) for head, name in zip(heads, names, strict=True))

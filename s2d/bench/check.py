@@ -25,8 +25,8 @@ def find_bugs(comparison: Comparison, target: Llama, precise: Llama) -> bool:
     """
     rows = by_method(comparison.records)
     found = False
-    for method, options in comparison.options.items():
-        draws_anew = options.rule != "noise" and options.temperature > 0
+    for method, plan in comparison.plans.items():
+        draws_anew = plan.asked.rule != "noise" and plan.asked.temperature > 0
         if method == "ar" or draws_anew or not rows[method][0].turns[0].generation.exact:
             continue
         differences = []
@@ -69,9 +69,9 @@ def first_difference(
     likely = exact.topk(LIKELY).indices
     error = (plain - exact)[likely].abs().max().item()
     # p / e is largest where logits - T log e are.
-    options = alone.generation.options
-    noise = Noise(options.seed, len(exact), "cpu", exact.dtype)
+    asked = alone.generation.plan.asked
+    noise = Noise(asked.seed, len(exact), "cpu", exact.dtype)
     drawn = noise.at([len(context)])[0]  # (V,)
-    decided = exact - options.temperature * drawn.log()
+    decided = exact - asked.temperature * drawn.log()
     gap = decided[list(pairs[position])].diff().abs().item()
     return gap, 2 * error

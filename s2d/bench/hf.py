@@ -44,7 +44,7 @@ def compare_with_transformers(args: Namespace) -> int:
     options = {"max_new_tokens": args.max_new_tokens}
     expected = [run_peer(prompt, 0, peer, **options)[0] for prompt in prompts]
     for name, pair in pairs.items():
-        run = make_run(pair.target, pair.draft, vars(pair.options) | options)
+        run = make_run(pair.target, pair.draft, vars(pair.plan.asked) | options)
         texts = [run(prompt, 0)[0] for prompt in prompts]
         # In float64 no two likely tokens are so close that rounding decides.
         rights.append(show(name, f"greedy text of {len(prompts)} prompts", texts == expected))

@@ -75,7 +75,7 @@ def load_methods(
     for choice in choices.values():
         draft = choice.found.draft
         if draft is not None:
-            layers_of[draft] = max(choice.options.exits[-1], layers_of.get(draft, 0))
+            layers_of[draft] = max(choice.plan.exits[-1], layers_of.get(draft, 0))
     load_once = cache(load_model)
 
     def load(folder: ModelFolder, device: str, dtype: Any, layers: int | None = None) -> Llama:

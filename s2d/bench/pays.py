@@ -31,7 +31,7 @@ def measure_costs(args: Namespace) -> None:
     print(f"{name} on {placement(target)}\n")
     together = pairs[names[-1]]  # all exits
     costs = {"target": time_passes(target, target.config.num_hidden_layers)}
-    for each in filter(None, together.options.exits):  # exit 0 has no layers
+    for each in filter(None, together.plan.exits):  # exit 0 has no layers
         costs[f"exit {each}"] = time_passes(together.draft, each)
     one = costs["target"]["1"]["ms"]
     for column in costs.values():
@@ -51,7 +51,7 @@ def time_passes(model: Llama, layers: int) -> Column:
     """Median "ms" of a pass over each of ROWS rows through so many ``layers``, and the head."""
     context = min(CONTEXT, model.config.max_position_embeddings - ROWS[-1])
     cache = model.new_cache(context + ROWS[-1], end=layers)
-    cache.advance(context)
+    cache.length += context
 
     def run(rows: int) -> None:
         tokens = torch.zeros(1, rows, dtype=torch.long, device=model.device)

@@ -10,8 +10,7 @@ from statistics import mean, median
 from typing import Any
 
 from ..checkpoint.files import staged
-from ..cli.terminal import acceptance, rates_by_position
-from ..options import Options
+from ..options import Plan
 from ..stats import Stats
 from .measure import Record
 
@@ -29,10 +28,10 @@ class Comparison:
     records: list[Record]
 
     @cached_property
-    def options(self) -> dict[str, Options]:
-        """{method of ours: its options}."""
+    def plans(self) -> dict[str, Plan]:
+        """{method of ours: its plan}."""
         made = {record.method: record.turns[0].generation for record in self.records}
-        return {method: each.options for method, each in made.items() if each is not None}
+        return {method: each.plan for method, each in made.items() if each is not None}
 
     @cached_property
     def by_group(self) -> dict[str, Column]:
@@ -60,7 +59,7 @@ class Comparison:
 
     def add_ratios(self, column: Column) -> None:
         """Add the measure "of best exit"."""
-        methods = {name: options.method for name, options in self.options.items()}
+        methods = {name: plan.method for name, plan in self.plans.items()}
         single = [column[name]["speedup"] for name in methods if methods[name] == "sd"]
         for name in methods:
             if single and methods[name] == "s2d":
@@ -68,12 +67,13 @@ class Comparison:
 
     @cached_property
     def acceptance(self) -> dict[str, dict[str, Any]]:
-        """{method that drafts: what was accepted}, see ``cli.terminal.acceptance``."""
+        """{method that drafts: what was accepted}, see ``Stats.acceptance``."""
         rows = by_method(self.records)
         found = {}
-        for method, options in self.options.items():
-            if options.exits:  # not "ar"
-                found[method] = acceptance(add_up(rows[method]), options.exits)
+        for method, plan in self.plans.items():
+            if plan.exits:  # not "ar"
+                stats = add_up(rows[method])
+                found[method] = stats.acceptance(plan.exits) | {"rates": stats.rates_by_position()}
         return found
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ class Comparison:
                 stats = turn.generation and vars(turn.generation.stats)
                 turns.append(turn._asdict() | {"generation": stats})
             answers.append(record._asdict() | {"turns": turns})
-        options = {method: vars(each) for method, each in self.options.items()}
+        options = {method: each.as_dict() for method, each in self.plans.items()}
         tables = {"by_group": self.by_group, "acceptance": self.acceptance}
         return {"title": self.title, "options": options, **tables, "answers": answers}
 
@@ -164,7 +164,7 @@ def acceptance_table(found: dict[str, dict[str, Any]]) -> list[list[str]]:
     """The share of drafted tokens that were accepted by position; and what the exits did."""
     lines = [["", "accepted at 1, 2, ...", "by exit: asked / drafted / accepted"]]
     for method, accepted in found.items():
-        rates = " ".join(f"{rate:.0%}" for rate in rates_by_position(accepted))
+        rates = " ".join(f"{rate:.0%}" for rate in accepted["rates"])
         exits = []
         for layer, counts in accepted["per_exit"].items():
             exits.append(f"{layer}: {' / '.join(map(str, counts.values()))}")

@@ -97,7 +97,6 @@ def load_model(
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
     del tensors  # so that no second copy is kept when the weights are laid out anew
-    model = model.to(device=device, dtype=dtype)  # moves what is left: the rotary table
     model.requires_grad_(False).eval()
     if quick and device.type == "cpu":
         quicken(model)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
-from ..generation import start
+from ..generation import make_decoder
 from ..pair.loading import Pair
 from ..speed.tensor_parallel import from_rank_0
 from .terminal import Streamed
@@ -32,7 +32,7 @@ def hold_conversation(args: Namespace, pair: Pair, colors: dict) -> None:
             while len(asked) > 1 and len(encode(asked, args, pair.tokenizer)) > room:
                 asked = asked[2:]
             prompt = encode(asked, args, pair.tokenizer)
-            decoder = start(pair.target, prompt, pair.draft, **vars(pair.options))
+            decoder = make_decoder(pair.target, prompt, pair.draft, pair.plan)
         except ValueError as error:  # the line is too long, or the chat template refuses it
             tell(error)
             continue

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
 from statistics import median
@@ -14,10 +14,9 @@ import torch
 
 from ..checkpoint.notices import CONTROLS, tell
 from ..checkpoint.tokenizer import TextStream, Tokenizer
-from ..draft import Exit
 from ..generation import generate
 from ..pair.loading import Pair
-from ..stats import Generation, Stats, Step
+from ..stats import Generation, Step
 from .colors import Color
 
 TURNS = 5  # of a comparison
@@ -61,6 +60,7 @@ def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype)
     where two logits are nearly equal, a lossless method may write another text.
     """
     stats = generation.stats
+    plan = generation.plan
     time = f"{stats.seconds:.2f} s, {speed_of(generation):.1f} tokens/s"
     lines = [
         f"tokens         {len(generation.tokens)} in {time}",
@@ -68,12 +68,11 @@ def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype)
         f"steps          {stats.steps}, with {stats.mean_accepted_tokens:.2f} tokens each",
     ]
     if drafted := stats.exit_counts.total():
-        accepted = acceptance(stats, generation.options.exits)
-        rates = [f"{100 * rate:.0f}" for rate in rates_by_position(accepted)]
+        rates = [f"{100 * rate:.0f}" for rate in stats.rates_by_position()]
         words = f"{drafted}, accepted at positions 1, 2, ...: {' '.join(rates)} %"
         lines.append(f"draft tokens   {words}")
         exits = []
-        for exit_layer, counts in accepted["per_exit"].items():
+        for exit_layer, counts in stats.acceptance(plan.exits)["per_exit"].items():
             asked, sent, right = counts.values()
             words = f"asked {asked}, drafted {sent}, right {right}"
             exits.append(f"exit {exit_layer}: {words}")
@@ -86,42 +85,17 @@ def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype)
         kind = "not lossless (its rule is not)"
     elif dtype != torch.float64:
         kind = f"lossless, up to rounding in {str(dtype).removeprefix('torch.')}"
-    lines.append(f"method         {generation.options.method}, {kind}")
+    lines.append(f"method         {plan.method}, {kind}")
+    if plan.asked.rule == "rejection":
+        words = "a token is tested by p / q"
+        if plan.asked.temperature == 0:
+            words = "nothing is drawn at temperature 0"
+        elif plan.method == "ar":
+            words = "nothing is drafted, and nothing is tested"
+        elif not plan.shape.sends_all:
+            words = "a token of a growing tree is not drawn from q, and is tested by p alone"
+        lines.append(f"rejection      {words}")
     return "\n".join(lines)
-
-
-def acceptance(stats: Stats, exits: Iterable[int | Exit]) -> dict[str, Any]:
-    """What was drafted and accepted, by position and by exit.
-
-    Names are those of vLLM's ``metrics.speculative_decoding``, or like them. A step counts if a
-    tree was sent in it. The first position is 0. An exit is asked once for each level that it or a
-    deeper one drafts. Levels of which no node was sent are not counted.
-    """
-    steps = stats.depth_sent[1]
-    depths = range(1, len(stats.depth_sent) + 1)
-    layers = [each if isinstance(each, int) else each.exit_layer for each in exits]
-    per_exit = {}
-    for index, layer in enumerate(layers):
-        per_exit[layer] = {
-            "num_asked": sum(stats.exit_levels[deeper] for deeper in layers[index:]),
-            "num_draft_tokens": stats.exit_counts[layer],
-            "num_accepted_draft_tokens": stats.exit_accepted[layer],
-        }
-    return {
-        "draft_acceptance_rate": stats.accepted_tokens / stats.draft_tokens if steps else None,
-        "num_spec_steps": steps,
-        "num_draft_tokens": stats.draft_tokens,
-        "num_accepted_draft_tokens": stats.accepted_tokens,
-        "num_drafts_per_pos": [stats.depth_sent[depth] for depth in depths],
-        "num_accepted_tokens_per_pos": [stats.depth_accepted[depth] for depth in depths],
-        "per_exit": per_exit,
-    }
-
-
-def rates_by_position(accepted: dict[str, Any]) -> list[float]:
-    """The share of the trees with a node at a position of which one was accepted there."""
-    pairs = zip(accepted["num_accepted_tokens_per_pos"], accepted["num_drafts_per_pos"])
-    return [right / drafted for right, drafted in pairs]
 
 
 def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
@@ -131,7 +105,7 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
     """
     tell("timing the target alone and the method in turns, to compare")
     count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
-    options = vars(replace(answer.options, max_new_tokens=count))
+    options = vars(replace(answer.plan.asked, max_new_tokens=count))
     alone = []
     drafted = []
     for _ in range(TURNS):
@@ -151,8 +125,9 @@ def speed_of(generation: Generation) -> float:
 
 def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -> str:
     """An answer and what it came from as one JSON object; ``named`` comes first in it."""
-    options = vars(generation.options) | {
-        "tree": asdict(generation.options.shape),
+    plan = generation.plan
+    options = plan.as_dict() | {
+        "tree": asdict(plan.shape),
         "decision": args.decision,
         "datastore": pair.found.datastore,
         "stop_at": args.stop_strings,
@@ -165,7 +140,7 @@ def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -
         "steps": generation.stats.steps,
         "mean_accepted_tokens": generation.stats.mean_accepted_tokens,
         "tokens_per_second": speed_of(generation),
-        "speculative_decoding": acceptance(generation.stats, generation.options.exits),
+        "speculative_decoding": generation.stats.acceptance(plan.exits),
     }
     answer = named | {
         "model": pair.folder.path,

@@ -18,24 +18,7 @@ from torch import Tensor, nn
 
 from ..checkpoint.files import staged
 from ..model import Llama
-from ..rules import Prediction, Proposal, Rule
-from ..tree import Tree
-
-
-class Decided:
-    """A rule whose estimates are those of a ``decision`` model."""
-
-    def __init__(self, rule: Rule, decision: "Decision") -> None:
-        self.rule = rule
-        self.decision = decision
-        self.exact = rule.exact
-
-    def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
-        proposal = self.rule.propose(prediction, count, positions)
-        return proposal._replace(probs=self.decision.estimate(prediction, proposal))
-
-    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
-        return self.rule.verify(tree, logits)
+from ..rules import Prediction, Proposal
 
 
 class Decision(nn.Module):
@@ -67,7 +50,7 @@ class Decision(nn.Module):
         if self.features == "hidden":
             hidden = prediction.hidden.float()
             return hidden * torch.rsqrt(hidden.square().mean(dim=-1, keepdim=True))
-        probs = prediction.probs.float()
+        probs = prediction.logits.float().softmax(dim=-1)
         entropy = torch.special.entr(probs).sum(dim=-1, keepdim=True)
         return torch.cat((entropy, probs.topk(10).values), dim=-1)
 

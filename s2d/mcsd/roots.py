@@ -11,13 +11,14 @@ roots this is not lossless. With shared noise there is one root, the token that 
 and the text stays the target's own.
 """
 
-from copy import copy
-from typing import Any
-
 from torch import Tensor
 
 from ..decoder import Decoder
-from ..rules import Prediction, Proposal, Rejection, Rule, without
+from ..draft import SortedDraft
+from ..model import Llama
+from ..options import Plan
+from ..rules import Greedy, Proposal, Rejection, Rule, without
+from ..sampling import warp
 from ..tree import Tree
 
 
@@ -27,32 +28,34 @@ class RootsDecoder(Decoder):
     There it may lose against another root. The first step has no roots, and emits nothing.
     """
 
-    def __init__(self, *arguments: Any, longest: "LongestPath | None") -> None:
-        """``arguments``: of a Decoder. ``longest``: the rule that finds several roots, if any."""
-        super().__init__(*arguments)
-        self.longest = longest
+    def __init__(
+        self, target: Llama, drafter: SortedDraft, rule: Rule, context: list[int], plan: Plan
+    ) -> None:
+        """Raises ValueError for a rule of the caller's own."""
+        if not isinstance(plan.asked.rule, str):
+            raise ValueError("init='target' goes with rule='noise' or 'rejection'")
         self.roots: list[int] = []  # of the next tree; the first one is the target's choice
+        if plan.asked.rule == "rejection":
+            rule = LongestPath(rule, plan.shape.width(0))
+        super().__init__(target, drafter, rule, context, plan)
 
     def draft(self) -> Tree:
         """As a Decoder's, below a first level of the roots."""
+        tree = Tree(self.context)
         if not self.roots:
-            return self.drafter.new_tree(self.context, max_depth=0)
-        # There is one level more than in a Decoder's tree, as no bonus token needs a position. The
-        # first level costs the draft nothing, so there is always room for it.
-        tree = self.drafter.new_tree(self.context, self.limit - len(self.context))
-        if not tree.frontier:
-            tree = Tree(self.context, self.drafter.shape, max_depth=1)
-        tree.add_level([self.roots], [[1.0] * len(self.roots)], exit_layer=None)
-        return self.drafter.grow(tree, self.rule)
+            return tree
+        n = len(self.context)
+        tree.add_level([0], [self.roots], [[1.0] * len(self.roots)], exit_layer=None)
+        # No bonus token needs a position, and the first level costs the draft nothing.
+        depth = min(self.plan.shape.depth, self.limit - n, self.drafter.max_positions - n + 1)
+        return self.drafter.grow(tree, depth, self.rule)
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], list[int]]:
-        accepted, bonus = self.rule.verify(tree, logits)
+        accepted, [*tokens, bonus] = super().verify(tree, logits)
         self.roots = [bonus]
-        if self.longest is not None:
-            after_path = logits[accepted[-1] if accepted else 0]
-            p = self.options.distribution(after_path).cpu()  # (V,)
-            self.roots += self.longest.other_roots(p, first=bonus)
-        return accepted, [tree.tokens[node] for node in accepted]
+        if isinstance(self.rule, LongestPath):
+            self.roots += self.rule.other_roots(tree, logits, [0, *accepted][-1], bonus)
+        return accepted, tokens
 
     def roll_back(self, tree: Tree, accepted: list[int]) -> None:
         """As a Decoder's. The next pass reads the last token once more, to have its logits."""
@@ -67,35 +70,37 @@ class LongestPath:
     is probable.
     """
 
-    def __init__(self, rule: Rule, roots: int) -> None:
+    def __init__(self, rule: Greedy | Rejection, roots: int) -> None:
         self.rule = rule
         self.roots = roots
         self.exact = roots == 1
 
-    def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
-        return self.rule.propose(prediction, count, positions)
+    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
+        return self.rule.propose(tree, nodes, logits, count)
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
         logits = logits.cpu()  # so that a GPU is waited for once
         walks = []
         for root in tree.children(0):
-            nodes = [node for node, row in enumerate(tree.ancestors) if row[root]]
-            below = copy(tree)
-            below.restrict_to(nodes)  # ``root`` is node 0 of this tree
-            accepted, bonus = self.rule.verify(below, logits[nodes])
-            walks.append(([root, *(nodes[node] for node in accepted)], bonus))
+            accepted, bonus = self.rule.verify(tree, logits, start=root)
+            walks.append(([root, *accepted], bonus))
         if not walks:
             return self.rule.verify(tree, logits)
         return max(walks, key=lambda walk: len(walk[0]))  # of equally long ones, the first
 
-    def other_roots(self, p: Tensor, first: int) -> list[int]:
-        """The roots besides ``first``: the likeliest tokens of p (V,), or drawn ones."""
+    def other_roots(self, tree: Tree, logits: Tensor, node: int, first: int) -> list[int]:
+        """The roots after ``node`` besides ``first``: the target's likeliest tokens, or drawn ones.
+
+        ``logits`` (N+1, V) are the target's.
+        """
         count = self.roots - 1
         if count == 0:
             return []
-        rest = without(p, first)
         if isinstance(self.rule, Rejection):
+            p = self.rule.distribution(logits[node : node + 1], tree, [node])[0].cpu()  # (V,)
+            rest = without(p, first)
             others = self.rule.draws.candidates(rest[None], min(count, len(rest) - 1))[0]
         else:
+            rest = without(warp(logits[node], temperature=1.0).cpu(), first)
             others = rest.topk(min(count, len(rest))).indices
         return [token for token in others.tolist() if rest[token] > 0]

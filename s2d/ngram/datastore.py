@@ -30,7 +30,7 @@ def load_datastore(path: Path, config: LlamaConfig) -> "Datastore":
     """
     try:
         tokens = load_file(path)["tokens"]
-    except (SafetensorError, KeyError) as error:
+    except (SafetensorError, KeyError, OSError) as error:
         raise ValueError(f"{path} is no datastore, or is damaged ({error})") from None
     size = config.vocab_size
     is_list = tokens.dim() == 1 and tokens.dtype in ID_DTYPES

@@ -110,7 +110,10 @@ class TableExit:
         self.tables = [self.text] if datastore is None else [self.text, datastore]
         self.text_length = 0  # tokens of the context that ``text`` has
 
-    def predict(self, tree: Tree) -> Prediction:
+    def start(self, capacity: int) -> None:
+        """The table grows as it reads, and needs no room."""
+
+    def predict(self, tree: Tree, nodes: list[int]) -> Prediction | None:
         self.text.grow(tree.context[self.text_length :])
         self.text_length = len(tree.context)
         before = tree.context[-ORDER:]
@@ -118,19 +121,21 @@ class TableExit:
         rows: list[int] = []  # of the known tokens
         tokens: list[int] = []
         values: list[float] = []
-        for row, node in enumerate(tree.frontier):
+        for row, node in enumerate(nodes):
             known = distribution(self.tables, before + tree.path(node))
             left = max(1e-9, 1.0 - sum(known.values()))
             floors.append(left / self.vocab_size)
             rows += [row] * len(known)
             tokens += known.keys()
             values += known.values()
+        if not values:
+            return None
         floor = to_device(floors, self.device, self.dtype)[:, None]  # (R, 1)
         probs = floor.expand(-1, self.vocab_size).contiguous()  # (R, V)
         where = to_device(np.array([rows, tokens]), self.device, torch.long)  # (2, known)
         known_probs = to_device(np.array(values), self.device, self.dtype)  # (known,)
         probs.index_put_((where[0], where[1]), known_probs, accumulate=True)
-        return Prediction(probs, confidence=max(values, default=0.0))
+        return Prediction(probs.log(), confidence=max(values))
 
     def keep(self, tree: Tree, accepted: list[int]) -> None:
         """Nothing to roll back: the table reads the text so far, never drafted tokens."""

@@ -12,7 +12,7 @@ from ..checkpoint.config import ModelFolder, read_folder, refuse_other_size
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Llama
-from ..options import Options
+from ..options import Options, Plan
 from .names import FoundDraft, find_draft, find_target
 
 SAMPLE = "In 1998, naïve users wrote:\n\tprint(2 * 34) # 日本, Größe"
@@ -24,7 +24,7 @@ class Choice:
 
     folder: ModelFolder  # of the target
     found: FoundDraft
-    options: Options  # with all defaults filled in
+    plan: Plan
     tokenizer: Tokenizer
 
 
@@ -72,21 +72,12 @@ def choose_pair(
 
         options = replace(options, decision=load_decision(options.decision))
     tokenizer = Tokenizer(folder.path, vocab_size)
-    draft_config = None
-    layers = 0
+    plan = options.plan(None if found.draft is None else found.draft.config)
     if found.draft is not None:
-        draft_config = found.draft.config
-        layers = draft_config.num_hidden_layers
-        refuse_other_size(draft_config, vocab_size)
+        refuse_other_size(found.draft.config, vocab_size)
         if not found.draft.path.samefile(folder.path):
             tell_other_tokenizer(found.draft.path, tokenizer)
-    options = options.filled(draft_config)
-    if options.datastore is not None and 0 not in options.exits:
-        raise ValueError("a datastore is what exit 0 reads, which is not among the exits")
-    for each in options.exits:
-        if isinstance(each, int) and not 0 <= each <= layers:
-            raise ValueError(f"exits of {layers} draft layers, got {each}")
-    return Choice(folder, found, options, tokenizer)
+    return Choice(folder, found, plan, tokenizer)
 
 
 def load_chosen(
@@ -108,7 +99,7 @@ def load_chosen(
     if found is not None and not divided and found.path.samefile(choice.folder.path):
         draft = target  # it drafts for itself: its first layers are in memory already
     elif found is not None:
-        draft = load(found, device, target.dtype, layers=choice.options.exits[-1])
+        draft = load(found, device, target.dtype, layers=choice.plan.exits[-1])
         draft = fit_vocabulary(draft, target.config.vocab_size)
     return Pair(**vars(choice), target=target, draft=draft)
 

@@ -4,6 +4,7 @@ Nothing is padded or aligned. The new positions of all prompts are one row, in w
 every weight once; attention alone is done per prompt, on its own KV cache and with its own mask.
 """
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -12,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..decoder import Decoder, refuse_infinite
-from ..generation import start
-from ..model import Llama, attend
-from ..options import Options, make_options
-from ..stats import Clock, Generation
+from ..decoder import Decoder
+from ..generation import make_decoder
+from ..model import Llama, attention
+from ..options import Plan, make_options
+from ..stats import Generation, Step
 from ..tree import Tree
+
+MAX_BATCH = 1024  # prompts in a pass
 
 
 def generate_many(
@@ -36,28 +39,28 @@ def generate_many(
     one object for all prompts, so it must keep nothing between calls. Raises what ``generate``
     raises; the answers before a prompt that cannot be run are yielded first.
     """
-    asked = make_options(method=method, **options)
-    for number, result in enumerate(decode_many(target, prompts, draft, asked, batch)):
+    plan = make_options(method=method, **options).plan(None if draft is None else draft.config)
+    for number, result in enumerate(decode_many(target, prompts, draft, plan, batch)):
         if isinstance(result, ValueError):
             raise ValueError(f"prompt {number}: {result}")
         yield result
 
 
 def decode_many(
-    target: Llama, prompts: Iterable[list[int]], draft: Llama | None, options: Options, batch: int
+    target: Llama, prompts: Iterable[list[int]], draft: Llama | None, plan: Plan, batch: int
 ) -> Iterator[Generation | ValueError]:
     """Yield the answer to each prompt, in order. Of a prompt that cannot be run, its ValueError."""
-    if not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch: expected a whole number from 1, got {batch!r}")
+    if not isinstance(batch, int) or not 1 <= batch <= MAX_BATCH:
+        raise ValueError(f"batch: expected a whole number from 1 to {MAX_BATCH}, not {batch!r:.20}")
     numbered = enumerate(prompts)
     active: dict[int, Decoder] = {}
     results: dict[int, Generation | ValueError] = {}  # what may be yielded, or waits for its turn
     number = 0  # of the prompt whose turn it is
     while True:
         for index, prompt in islice(numbered, batch - len(active)):
-            own_options = replace(options, seed=options.seed + index)
+            asked = replace(plan.asked, seed=plan.asked.seed + index)
             try:
-                active[index] = start(target, prompt, draft, **vars(own_options))
+                active[index] = make_decoder(target, prompt, draft, replace(plan, asked=asked))
             except ValueError as error:
                 results[index] = error
         if active:
@@ -69,55 +72,67 @@ def decode_many(
             number += 1
 
 
-def run_step(target: Llama, active: dict[int, Decoder]) -> dict[int, Generation]:
-    """A step of every Decoder of ``active``; answers that end leave it, and are returned.
+def run_step(target: Llama, active: dict[int, Decoder]) -> dict[int, Generation | ValueError]:
+    """A step of every Decoder of ``active``; those that end or fail leave it. Returns their ends.
 
     The parts of a step are those of ``Decoder.__iter__``.
     """
-    decoders = list(active.values())
+    results: dict[int, Generation | ValueError] = {}
     with torch.inference_mode():
-        clock = Clock()
-        trees = [decoder.draft() for decoder in decoders]
-        clock.lap()
-        all_logits = run_together(target, decoders, trees)
-        clock.lap()
-        for decoder, tree, logits in zip(decoders, trees, all_logits):
-            refuse_infinite(logits)
-            accepted, tokens = decoder.verify(tree, logits)
-            decoder.roll_back(tree, accepted)
-            decoder.emit(tree, logits, accepted, tokens, clock)
-    ended = [index for index, decoder in active.items() if decoder.ended]
-    return {index: active.pop(index).result() for index in ended}
+        began = time.perf_counter()
+        steps = {}
+        for index, decoder in active.items():
+            try:
+                steps[index] = Step(decoder.draft())
+            except ValueError as error:
+                results[index] = error
+        drafted = time.perf_counter()
+        trees = {index: step.tree for index, step in steps.items()}
+        all_logits = run_together(target, [active[index] for index in trees], [*trees.values()])
+        scored = time.perf_counter()
+        for (index, step), logits in zip(steps.items(), all_logits):
+            decoder = active[index]
+            step.logits = logits
+            step.draft_seconds = drafted - began
+            step.target_seconds = scored - drafted
+            try:
+                step.accepted, step.tokens = decoder.verify(step.tree, logits)
+            except ValueError as error:
+                results[index] = error
+                continue
+            decoder.roll_back(step.tree, step.accepted)
+            decoder.emit(step)
+            step.seconds = time.perf_counter() - began
+            decoder.stats.add(step)
+            if decoder.ended:
+                results[index] = decoder.result()
+    for index in results:
+        del active[index]
+    return results
 
 
 def run_together(target: Llama, decoders: list[Decoder], trees: list[Tree]) -> list[Tensor]:
     """Run the target once, over what it has not read for any Decoder: logits (N+1, V) by tree.
 
-    This is ``Llama.forward``, but each prompt attends to its own cache, with its own mask. In the
-    shape comments, T counts the new positions of all prompts.
+    Each prompt attends to its own cache, with its own mask. In the shape comments, T counts the new
+    positions of all prompts.
     """
     caches = [decoder.cache for decoder in decoders]
     inputs = [decoder.inputs(tree) for decoder, tree in zip(decoders, trees)]
-    sizes = [tokens.shape[1] for tokens, _, _ in inputs]
-    ropes = []
-    for cache, size, (_, positions, _) in zip(caches, sizes, inputs):
-        end = cache.length + size
-        where = slice(cache.length, end) if positions is None else positions
-        ropes.append(target.rope(where, end))
-    cos, sin = (torch.cat(tables) for tables in zip(*ropes))  # (T, D) each
-    tokens = torch.cat([tokens for tokens, _, _ in inputs], dim=1)  # (1, T)
-    hidden = target.embed(tokens)  # (1, T, hidden)
-    for layer, block in enumerate(target.model.layers):
-        heads = block.self_attn.heads(block.input_layernorm(hidden), (cos, sin))
-        by_prompt = zip(*(each.split(sizes, dim=2) for each in heads))
+    tokens, positions, masks = zip(*inputs)
+    sizes = [each.shape[1] for each in tokens]
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        by_prompt = zip(*(each.split(sizes, dim=2) for each in (q, k, v)))
         attended = []
-        for (q, k, v), (_, _, mask), cache in zip(by_prompt, inputs, caches):
-            k, v = cache.update(layer, k, v)
-            attended.append(attend(q, k, v, mask))
-        hidden = hidden + block.self_attn.output(torch.cat(attended, dim=2))
-        hidden = hidden + block.mlp(block.post_attention_layernorm(hidden))
+        for (q, k, v), mask, cache in zip(by_prompt, masks, caches):
+            attended.append(attention(q, *cache.update(layer, k, v), mask))
+        return torch.cat(attended, dim=2)  # (1, H, T, D)
+
+    hidden = target.embed(torch.cat(tokens, dim=1))  # (1, T, hidden)
+    hidden = target.run_blocks(hidden, 0, None, torch.cat(positions), attend)
     for cache, size in zip(caches, sizes):
-        cache.advance(size)
+        cache.length += size
     counts = [len(tree.tokens) for tree in trees]
     needed = [rows[-count:] for rows, count in zip(hidden[0].split(sizes), counts)]
     return list(target.logits(torch.cat(needed)).split(counts))

@@ -195,12 +195,6 @@ const RULES = {
     why: "The target takes the token with the largest p / e, which is a draw from its distribution p: the noise e depends on "
       + "the seed and the position alone, so the text is the same whatever is drafted (Daliri et al. 2024, arXiv 2408.07978).",
   },
-  TargetDraws: {
-    decides: true,
-    choice: "the token that was drawn from p",
-    why: "A token is drawn from the target's distribution p, and accepted if the tree has it. The draft has no part in the draw, "
-      + "so the text follows p (after EAGLE-2, arXiv 2406.16858).",
-  },
   Rejection: {
     decides: true,
     why: "p is the target's distribution and q the draft's. Each test leaves p as the distribution of the output (Leviathan et "
@@ -228,8 +222,8 @@ function drawPosition(step) {
   const lines = tests.map(({ node, accepted, p, q, chance, draw }) => {
     const token = nodes.tokens[node], result = accepted ? "accepted" : "rejected";
     if (nodes.exits[node] === null) return paragraph(piece(token), ` ${compared(token)}, a root, which the target chose: ${result}`);
-    if (q !== undefined) {
-      const ratio = `min(1, p/q) = min(1, ${number(p)} / ${number(q)}) = ${number(chance)}`;
+    if (chance !== undefined) { // without q, the token was chosen and not drawn
+      const ratio = q === undefined ? `p = ${number(p)}` : `min(1, p/q) = min(1, ${number(p)} / ${number(q)}) = ${number(chance)}`;
       return paragraph(piece(token), ` acceptance probability ${ratio}, random number ${number(draw)}: ${result}`);
     }
     const decided = choice ? `, ${accepted ? "" : "not "}${choice}` : "";

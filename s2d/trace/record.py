@@ -16,14 +16,14 @@ from ..checkpoint.tokenizer import TextStream, Tokenizer
 from ..cli.colors import Color
 from ..decoder import Decoder
 from ..draft import Exit, LayerExit
-from ..mcsd.roots import LongestPath
-from ..rules import Prediction, Rejection, SharedNoise, residual, without
-from ..sampling import Draws
+from ..mcsd.roots import LongestPath, RootsDecoder
+from ..rules import Prediction, Rejection, Sampled, SharedNoise, certain, residual, without
+from ..sampling import Draws, warp
 from ..stats import Step
 from ..tree import Tree
 
 LIKELIEST = 6  # of the vocabulary, the target's likeliest tokens are shown, and those in the tree
-OPTIONS = "method temperature top_p top_k seed thresholds init".split()
+OPTIONS = "temperature top_p top_k seed init".split()
 Asked = dict[int, list[tuple[int, float]]]  # level -> exits in turn, and how sure they were
 Said = dict[tuple[int, ...], list[tuple[int, Tensor]]]  # path -> exits, and what they said (V,)
 
@@ -41,11 +41,16 @@ class NotedExit:
         self.exit_layer = inner.exit_layer
         self.max_positions = inner.max_positions
 
-    def predict(self, tree: Tree) -> Prediction:
-        prediction = self.inner.predict(tree)
-        self.asked[tree.depth + 1].append((self.exit_layer, short(prediction.confidence)))
+    def start(self, capacity: int) -> None:
+        self.inner.start(capacity)
+
+    def predict(self, tree: Tree, nodes: list[int]) -> Prediction | None:
+        prediction = self.inner.predict(tree, nodes)
+        confidence = 0.0 if prediction is None else prediction.confidence
+        self.asked[tree.depth + 1].append((self.exit_layer, short(confidence)))
         if isinstance(self.inner, LayerExit):
-            for node, row in zip(tree.frontier, prediction.probs.cpu()):
+            probs = warp(prediction.logits, temperature=1.0).cpu()
+            for node, row in zip(nodes, probs):
                 self.said[tuple(tree.path(node))].append((self.exit_layer, row))
         return prediction
 
@@ -90,7 +95,8 @@ class Recorder:
             self.rule = self.rule.rule
         if isinstance(self.rule, Rejection):
             self.rule.draws = NotedDraws(self.rule.draws, self.numbers)
-        self.about = names | {name: getattr(decoder.options, name) for name in OPTIONS}
+        self.about = names | {name: getattr(decoder.plan.asked, name) for name in OPTIONS}
+        self.about |= {"method": decoder.plan.method, "thresholds": decoder.plan.thresholds}
         self.about["exits"] = [each.exit_layer for each in exits]
         self.about["colors"] = {each: color.name for each, color in colors.items()}
         self.about["rule"] = type(self.rule).__name__
@@ -109,7 +115,11 @@ class Recorder:
     def add(self, step: Step) -> None:
         """Record a Step that was just made."""
         tree = step.tree
-        p = self.decoder.options.distribution(step.logits).cpu()  # (N+1, V)
+        if isinstance(self.rule, Sampled):
+            p = self.rule.distribution(step.logits, tree, range(len(tree.tokens)))
+        else:
+            p = self.decoder.plan.asked.distribution(step.logits)
+        p = p.cpu()  # (N+1, V)
         nodes = {
             "tokens": tree.tokens,
             "parents": tree.parents,
@@ -130,7 +140,7 @@ class Recorder:
                 "path": step.accepted,
                 "nodes": nodes,
                 "asked": dict(self.asked),
-                "ended": why_ended(tree, self.asked),
+                "ended": self.why_ended(tree),
                 "positions": positions,
                 "ms": short([1000 * step.draft_seconds, 1000 * step.target_seconds]),
             }
@@ -154,10 +164,11 @@ class Recorder:
         elif accepted is None and not bonus:  # a RootsDecoder's
             note = "What the target chooses here is not emitted yet: it is a root of the next tree."
         tests = [{"node": child, "accepted": child == accepted} for child in children]
+        are_drafted = bool(children) and tree.exit_layers[children[0]] is not None
         columns = [("p", None, p)]
         if isinstance(self.rule, LongestPath):  # the tests below all roots, on other paths too
             tests = []
-        elif isinstance(self.rule, Rejection) and children and node in tree.q:
+        elif isinstance(self.rule, Rejection) and are_drafted:
             tests, columns = shown_tests(tree, node, accepted, p, numbers)
         elif isinstance(self.rule, SharedNoise):
             e = self.rule.noise.at(tree.next_positions([node]))[0].cpu()  # (V,)
@@ -176,6 +187,21 @@ class Recorder:
             "columns": [(name, after, short(row[ids])) for name, after, row in columns],
             "said": [(exit_layer, short(row[ids])) for exit_layer, row in said],
         }
+
+    def why_ended(self, tree: Tree) -> str:
+        """Why a tree has no more levels."""
+        decoder = self.decoder
+        n = len(tree.context)
+        left = decoder.limit - n - (not isinstance(decoder, RootsDecoder))  # for the bonus token
+        if tree.depth == 0 and not self.asked:
+            return "Nothing is drafted in this step."
+        if tree.depth == decoder.plan.shape.depth:
+            return "Drafting ended with the last level of the tree."
+        if tree.depth >= min(left, decoder.drafter.max_positions - n + 1):
+            return "Drafting ended where the answer or the context must end."
+        if tree.depth + 1 in self.asked:
+            return "Drafting ended because nothing was known about the next token."
+        return "Drafting ended because no path was likely enough to be followed."
 
     def data(self) -> dict[str, Any]:
         """All of it, to be written as JSON, with the text of every token."""
@@ -206,41 +232,34 @@ def shown_tests(
     The token is the one after whose rejection the row is what is left of p (V,) or q. ``numbers``
     are those that decided the tests, in their order.
     """
-    q = tree.q[parent]
+    q = tree.q.get(parent)
     tests = []
-    columns: list[tuple[str, int | None, Tensor]] = [("p", None, p), ("q", None, q)]
+    columns: list[tuple[str, int | None, Tensor]] = [("p", None, p)]
+    if q is not None:  # the children were drawn from q, and not chosen
+        columns.append(("q", None, q))
     for child in tree.children(parent):
         token = tree.tokens[child]
-        tests.append(
-            {
-                "node": child,
-                "accepted": child == accepted,
-                "p": short(p[token].item()),
-                "q": short(q[token].item()),
-                "chance": short(min(1.0, (p[token] / q[token]).item())),
-                "draw": short(next(numbers)),
-            }
-        )
+        drawn_from = certain(token, p) if q is None else q
+        test = {
+            "node": child,
+            "accepted": child == accepted,
+            "p": short(p[token].item()),
+            "chance": short(min(1.0, (p[token] / drawn_from[token]).item())),
+            "draw": short(next(numbers)),
+        }
+        if q is not None:
+            test["q"] = short(q[token].item())
+        tests.append(test)
         if child == accepted:
             return tests, columns
-        p = residual(p, q)
-        q = without(q, token)
-        columns += [("residual after", token, p), ("q without", token, q)]
-    columns.pop()  # of the last rejection: the bonus token is drawn from what is left of p
+        p = residual(p, drawn_from)
+        columns.append(("residual after", token, p))
+        if q is not None:
+            q = without(q, token)
+            columns.append(("q without", token, q))
+    if q is not None:
+        columns.pop()  # of the last rejection: the bonus token is drawn from what is left of p
     return tests, columns
-
-
-def why_ended(tree: Tree, asked: Asked) -> str:
-    """Why a tree has no more levels."""
-    if tree.shape.depth == 0:
-        return "Nothing is drafted in this step."
-    if tree.depth == tree.shape.depth:
-        return "Drafting ended with the last level of the tree."
-    if tree.depth >= tree.max_depth:
-        return "Drafting ended where the answer or the context must end."
-    if tree.depth + 1 in asked:
-        return "Drafting ended because nothing was known about the next token."
-    return "Drafting ended because no path was likely enough to be followed."
 
 
 def short(numbers: Any) -> Any:

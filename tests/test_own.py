@@ -1,0 +1,211 @@
+"""Promises that a caller's own exit, rule or shape breaks: one line each, never another text."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import DEVICE, raises_line, random_llama
+
+from s2d import LayerExit, Prediction, generate, generate_many, start
+from s2d.rules import Greedy, Proposal
+from s2d.tree import FixedShape
+
+OWN = dict(exits=[4], max_new_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return random_llama(1, eos_token_ids=())
+
+
+def refused(target, message, **options):
+    raises_line(generate, ValueError, message, target, [3, 1], target, **OWN | options)
+
+
+SENT = {
+    "a child before its parent": lambda n: [0, 2, 1, *range(3, n)],
+    "without the root": lambda n: list(range(1, n)),
+    "the root twice": lambda n: [0, 0, *range(1, n)],
+    "a child without its parent": lambda n: [0, *range(2, n)],
+    "a node that is not there": lambda n: [*range(n), n],
+    "nothing": lambda n: [],
+}
+FRONTIER = {
+    "the root again": lambda leaves: [0] if leaves != [0] else [1],
+    "one node twice": lambda leaves: leaves * 2,
+    "in another order": lambda leaves: leaves[::-1] if leaves[1:] else [5],
+}
+
+
+@pytest.mark.parametrize("wrong", [*SENT, *FRONTIER])
+def test_shapes(target, wrong):
+    class Own(FixedShape):
+        def sent(self, probs):
+            return SENT[wrong](len(probs)) if wrong in SENT else super().sent(probs)
+
+        def frontier(self, leaves, probs):
+            return FRONTIER[wrong](leaves) if wrong in FRONTIER else leaves
+
+    message = "nodes are sent in their order" if wrong in SENT else "a frontier is some of"
+    for temperature in (0.0, 1.0):
+        refused(target, message, tree=Own((2, 2, 2)), temperature=temperature)
+
+
+def test_a_shape_may_not_leave_out_what_was_drawn(target):
+    class Own(FixedShape):
+        def sent(self, probs):
+            return list(range(max(1, len(probs) - 1)))
+
+    law = dict(temperature=1.0, rule="rejection")
+    refused(target, "leaves out nodes that a rule has drawn", tree=Own((1, 1)), **law)
+    alone = generate(target, [3, 1], method="ar", **OWN | dict(exits=None)).tokens
+    assert generate(target, [3, 1], target, tree=Own((1, 1)), **OWN).tokens == alone
+
+
+def test_sizes_of_shapes(target):
+    for tree in (FixedShape((2.5,)), FixedShape((2, 0)), FixedShape((10**9,) * 3)):
+        refused(target, "a tree has 1 to 1024 nodes|a node has 1 or more", tree=tree)
+
+
+ACCEPTED = {
+    "without the first node": lambda path, bonus: (path[1:], bonus),
+    "with the root": lambda path, bonus: ([0, *path], bonus),
+    "one node twice": lambda path, bonus: (path + path[-1:], bonus),
+    "negative numbers": lambda path, bonus: ([node - 9 for node in path], bonus),
+    "a node that is not there": lambda path, bonus: ([*path, 999], bonus),
+    "a bonus beyond the vocabulary": lambda path, bonus: (path, 61),
+    "a bonus of another type": lambda path, bonus: (path, float(bonus)),
+}
+
+
+@pytest.mark.parametrize("wrong", ACCEPTED)
+def test_what_rules_accept(target, wrong):
+    class Own(Greedy):
+        def verify(self, tree, logits):
+            return ACCEPTED[wrong](*super().verify(tree, logits))
+
+    message = "a bonus token is one of 61" if "bonus" in wrong else "a path from the root down"
+    for tree in ((1, 1, 1), (2, 2, 1)):
+        refused(target, message, tree=tree, rule=Own())
+
+
+@pytest.mark.parametrize("row", [[61], [-1], [5.0], [5, 5], [1, 2, 3], [np.int64(5)]])
+def test_what_rules_propose(target, row):
+    class Own(Greedy):
+        def propose(self, tree, nodes, logits, count):
+            return Proposal([row] * len(nodes), [[0.5] * len(row)] * len(nodes))
+
+    refused(target, "a rule proposes up to 2 different tokens of 61, not", tree=(2,), rule=Own())
+
+
+class Own:
+    exit_layer, max_positions = 1, math.inf
+
+    def __init__(self, logits, confidence=0.5):
+        self.said = Prediction(logits.to(DEVICE), confidence)
+
+    def start(self, capacity):
+        pass
+
+    def predict(self, tree, nodes):
+        return self.said
+
+    def keep(self, tree, accepted):
+        pass
+
+
+def test_what_exits_predict(target):
+    law = dict(temperature=1.0, rule="rejection", tree=(1, 1))
+    shape = r"an exit predicts floats of shape \(1, 61\), not \(2, 61\) in torch.float32"
+    refused(target, shape, exits=[Own(torch.zeros(2, 61))])
+    refused(target, "not .1, 61. in torch.int64", exits=[Own(torch.zeros(1, 61).long())])
+    for confidence in (math.nan, -1.0, "sure"):
+        own = [Own(torch.zeros(1, 61), confidence)]
+        refused(target, "an exit's confidence is", exits=own)
+    for value in (math.nan, math.inf):
+        own = [Own(torch.full((1, 61), value))]
+        refused(target, "logits that are not finite", exits=own, **law)
+    own = [Own(torch.full((1, 61), -1.0))]  # all tokens are equally probable
+    assert generate(target, [3, 1], exits=own, **law).tokens
+
+
+class ByEntropy(LayerExit):
+    """Sure if the mean entropy is small."""
+
+    def predict(self, tree, nodes):
+        found = super().predict(tree, nodes)
+        entropy = torch.special.entr(found.logits.softmax(dim=-1)).sum(dim=-1).min()
+        return found._replace(confidence=math.exp(-entropy.item()))
+
+
+def test_an_exit_that_is_made_of_ours(target):
+    first = ByEntropy(target, None, 2)
+    own = dict(exits=[first, ByEntropy(target, first, 4)], thresholds=[0.5, 0])
+    alone = generate(target, [3, 1], method="ar", max_new_tokens=20).tokens
+    assert generate(target, [3, 1], max_new_tokens=20, **own).tokens == alone
+    line = "exit 2 is for one answer: make another LayerExit"
+    raises_line(generate, ValueError, line, target, [3, 1], **own)
+
+
+def test_an_exit_that_knows_nothing_ends_the_tree(target):
+    own = Own(torch.zeros(1, 61))
+    own.said = None
+    steps = list(start(target, [3, 1], exits=[own], max_new_tokens=5))
+    assert [len(step.tree.tokens) for step in steps] == [1] * 5
+
+
+def test_a_prompt_that_fails_within_a_step_does_not_take_others_along():
+    target = random_llama(1, eos_token_ids=())
+    with torch.no_grad():
+        target.model.embed_tokens.weight[29] = math.nan
+    expected = generate(target, [3, 1], max_new_tokens=5).tokens
+    answers = generate_many(target, [[3, 1], [29, 1], [4, 2]], max_new_tokens=5)
+    assert next(answers).tokens == expected
+    raises_line(next, ValueError, "prompt 1: the target's logits are not finite", answers)
+
+
+KINDS = {
+    "exits: expected a list": dict(exits=np.array(1)),
+    "thresholds: expected a list": dict(exits=[1, 4], thresholds=np.array(1.0)),
+    "stop_at is an object": dict(stop_at=Own),
+    "decision is an object": dict(decision=Own),
+    "datastore is an object": dict(datastore=Own, exits=[0]),
+    "temperature: expected a number from 0 up to 1e.06": dict(temperature=np.zeros((2, 2))),
+}
+
+
+@pytest.mark.parametrize("message", KINDS)
+def test_arguments_of_another_kind(target, message):
+    refused(target, message, **KINDS[message])
+
+
+def test_a_stop_at_that_is_falsy_is_used(target):
+    class Falsy:
+        def __len__(self):
+            return 0
+
+        def begin(self):
+            return lambda token: True
+
+        def cut(self, tokens):
+            return ""
+
+    assert len(generate(target, [3, 1], target, stop_at=Falsy()).tokens) == 1
+
+
+@pytest.mark.parametrize("method", ["ar", "s2d-tree"])
+@pytest.mark.parametrize("law", [dict(), dict(temperature=1.0), dict(init="target")])
+def test_log_probabilities_and_tokens_per_step(target, method, law):
+    """Of every emitted token, under the target alone. Steps add up to the answer."""
+    tokens = generate(target, [3, 1], method="ar", max_new_tokens=30).tokens
+    ending = random_llama(1, eos_token_ids=(tokens[11],))
+    decoder = start(ending, [3, 1], ending, method, max_new_tokens=30, **law)
+    steps = list(decoder)
+    text = torch.tensor([[3, 1, *decoder.tokens]], device=target.device)
+    rows = target(text)[0, 1:-1].log_softmax(dim=-1)
+    expected = rows.gather(1, text[0, 2:, None])[:, 0].tolist()
+    found = [each for step in steps for each in step.log_probabilities()]
+    assert found == pytest.approx(expected, abs=1e-9)
+    assert sum(decoder.stats.accept_lengths) == len(decoder.tokens)
+    assert decoder.stats.mean_accepted_tokens == len(decoder.tokens) / len(steps)
