@@ -7,6 +7,8 @@ from pathlib import Path
 from s2d import __version__
 from s2d.cli.program import Parser, add_drafting_options, count, named_value, run_program
 
+# The options that say what drafts, and how.
+DRAFTING = "draft exits thresholds draft_length tree stop rule init decision datastore".split()
 EXAMPLE = "Explain in a few sentences why the sky is blue."
 
 
@@ -80,9 +82,7 @@ def refuse_useless(args: Namespace, parser: Parser) -> None:
         parser.error("--trace and --compare are for a single prompt")
     if args.json and (args.interactive or args.compare):
         parser.error("--json goes neither with --interactive nor with --compare")
-    drafting = [args.draft, args.exits, args.thresholds, args.draft_length, args.tree, args.stop]
-    drafting += [args.rule, args.init, args.decision, args.datastore]
-    drafts = args.paper or args.compare or any(each is not None for each in drafting)
+    drafts = args.paper or args.compare or any(getattr(args, name) is not None for name in DRAFTING)
     if args.method == "ar" and drafts:
         parser.error("--method ar does not draft, and is the target alone")
 
@@ -151,11 +151,9 @@ def read_lines(args: Namespace) -> list[tuple[int, str]]:
 
 def load(args: Namespace) -> Pair:
     """Check what is asked for; then load the models."""
-    given = {}
-    for field in fields(Options):
-        value = getattr(args, field.name, None)
-        if value is not None:
-            given[field.name] = value
+    names = {field.name for field in fields(Options)}  # the options of run.py have the same names
+    given = {name: value for name, value in vars(args).items() if name in names}
+    given = {name: value for name, value in given.items() if value is not None}
     choice = choose_pair(args.target, args.draft, Options(**given))
     tokenizer = choice.tokenizer
     if args.stop_strings:

@@ -1,13 +1,11 @@
 """The sorted draft: several drafts in one, each level from the cheapest that is confident enough.
 
 S2D (Kavehzadeh et al. 2024, arXiv 2407.01955, section 3): the layers of the draft model fall into
-segments, and each segment ends at an exit, where the draft may predict. LayerSkip (Elhoushi et al.
-2024, arXiv 2404.16710) and Kangaroo (Liu et al. 2024, arXiv 2404.18911) predict after some layers
-as well, and check with the others.
+segments, and each segment ends at an exit, where the draft may predict.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -21,6 +19,8 @@ from .own import check_frontier, check_prediction, check_proposal, check_sent
 from .rules import Prediction, Proposal, Rule
 from .sampling import warp
 from .tree import Shape, Tree
+
+Estimate = Callable[[Prediction, Proposal], list[list[float]]]
 
 
 @runtime_checkable
@@ -71,10 +71,9 @@ class LayerExit:
         """As the protocol says; ValueError if this exit has drafted another answer."""
         if self.cache is not None:
             raise ValueError(f"exit {self.exit_layer} is for one answer: make another LayerExit")
-        model = self.model
-        self.cache = model.new_cache(capacity, self.first_layer, self.exit_layer)
-        size = (1, capacity, model.config.hidden_size)
-        self.hidden = torch.empty(size, device=model.device, dtype=model.dtype)  # at this exit
+        self.cache = self.model.new_cache(capacity, self.first_layer, self.exit_layer)
+        size = (1, capacity, self.model.config.hidden_size)
+        self.hidden = torch.empty(size, device=self.model.device, dtype=self.model.dtype)
 
     def predict(self, tree: Tree, nodes: list[int]) -> Prediction:
         context = tree.context
@@ -121,14 +120,10 @@ class LayerExit:
 
 
 class SortedDraft:
-    """A draft of sorted exits, from the cheapest on.
+    """A draft of sorted exits, from the cheapest on, as a ``Plan`` says.
 
-    Args:
-        vocab_size: V, the target's.
-        exits: in the order in which they are asked, the cheapest first.
-        thresholds: one for each exit; a confidence above it is enough. The last exit always drafts.
-        shape: of the trees.
-        stop: a node whose path is less probable gets no children.
+    ``vocab_size`` is the target's. If an exit is more confident than its threshold, no later one is
+    asked. A node whose path is less probable than ``stop`` gets no children.
     """
 
     def __init__(
@@ -137,7 +132,7 @@ class SortedDraft:
         exits: list[Exit],
         thresholds: Sequence[float],
         shape: Shape,
-        stop: float = 0.0,
+        stop: float,
     ) -> None:
         self.vocab_size = vocab_size
         self.exits = exits
@@ -146,10 +141,8 @@ class SortedDraft:
         self.stop = stop
         # Without exits, the target is alone.
         self.max_positions = min((each.max_positions for each in exits), default=math.inf)
-
-    def estimate(self, prediction: Prediction, proposal: Proposal) -> list[list[float]]:
-        """How probable it is that a child is accepted after its parent: as the rule says."""
-        return proposal.probs
+        # How probable it is that a child is accepted: what the rule says, or a decision model.
+        self.estimate: Estimate = lambda prediction, proposal: proposal.probs
 
     def grow(self, tree: Tree, depth: int, rule: Rule) -> Tree:
         """Add levels to ``tree`` down to ``depth``, and leave out what the shape does not send."""

@@ -10,14 +10,17 @@ from .decoder import Decoder
 from .draft import Exit, LayerExit, SortedDraft
 from .model import Llama
 from .options import Plan, make_options
+from .own import short
 from .rules import Greedy, Rejection, Rule, SharedNoise
 from .sampling import Draws, Noise
 from .stats import Generation
 
+Ids = Sequence[int] | torch.Tensor  # of a prompt: a list, tensor or array of shape (T,) or (1, T)
+
 
 def generate(
     target: Llama,
-    tokens: Sequence[int] | torch.Tensor,
+    tokens: Ids,
     draft: Llama | None = None,
     method: str | None = None,
     **options: Any,
@@ -42,7 +45,7 @@ def generate(
 
 def start(
     target: Llama,
-    tokens: Sequence[int] | torch.Tensor,
+    tokens: Ids,
     draft: Llama | None = None,
     method: str | None = None,
     **options: Any,
@@ -55,9 +58,7 @@ def start(
     return make_decoder(target, tokens, draft, plan)
 
 
-def make_decoder(
-    target: Llama, tokens: Sequence[int] | torch.Tensor, draft: Llama | None, plan: Plan
-) -> Decoder:
+def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, plan: Plan) -> Decoder:
     """A Decoder for what is decided: ``plan`` is of the options, for this ``draft``."""
     if not isinstance(target, Llama):
         raise ValueError(f"the target is a model of load_model, not {target!r:.60}")
@@ -80,16 +81,15 @@ def make_decoder(
     return Decoder(target, drafter, rule, context, plan)
 
 
-def as_ids(tokens: Sequence[int] | torch.Tensor, vocab_size: int) -> list[int]:
-    """The ids of a prompt as a list. ``tokens``: a list, tensor or array, (T,) or (1, T)."""
+def as_ids(tokens: Ids, vocab_size: int) -> list[int]:
+    """The ids of a prompt as a list of plain ints."""
     ids = tokens.tolist() if hasattr(tokens, "tolist") else tokens
     if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
         ids = ids[0]
     try:
-        ids = [index(token) for token in ids]  # plain ints
+        ids = [index(token) for token in ids]
     except TypeError:
-        shown = " ".join(repr(tokens).split())
-        raise ValueError(f"a prompt is a list of ids, not {shown:.80}") from None
+        raise ValueError(f"a prompt is a list of ids, not {short(tokens)}") from None
     if not all(0 <= token < vocab_size for token in ids):
         raise ValueError(f"the prompt's ids are not all within 0..{vocab_size - 1}")
     return ids

@@ -64,7 +64,7 @@ def positions_and_mask(
     root = context_length - 1  # the entry of node 0
     end = root + len(ancestors)
     is_chain = ancestors[-1].all()  # the last node of a chain attends to all the others
-    positions = np.arange(read, end)
+    positions = np.arange(read, end, dtype=np.float32)
     if is_chain and (read == 0 or end - read == 1):
         return to_device(positions, device), None
     # Row i is about entry read + i. It attends to the columns 0..read+i: that is right for the

@@ -80,22 +80,23 @@ class RMSNorm(nn.Module):
 
 
 def rope_frequencies(config: LlamaConfig) -> Tensor:
-    """The rotary embedding's radians per position (D/2,), in float32 on the CPU.
+    """The rotary embedding's radians per position (D,), in float32 on the CPU.
 
     From Su et al. 2021, arXiv 2104.09864, section 3.4; but as in Hugging Face's checkpoints,
     dimension i rotates together with i + D/2.
     """
     D = config.head_dim
     exponents = torch.arange(0, D, 2, dtype=torch.float32, device="cpu") / D
-    frequencies = 1.0 / config.rope_theta**exponents
-    if config.rope_llama3 is None:
-        return frequencies / config.rope_factor  # for contexts longer than the original one
-    # Llama 3.1: frequencies that make fewer than ``low`` turns in the original context are lowered,
-    # those that make more than ``high`` stay, and between the two they are blended.
-    low, high, context = config.rope_llama3
-    turns = context / (2 * math.pi / frequencies)
-    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return (1.0 - kept) * frequencies / config.rope_factor + kept * frequencies
+    frequencies = 1.0 / config.rope_theta**exponents  # (D/2,)
+    scaled = frequencies / config.rope_factor  # for contexts longer than the original one
+    if config.rope_llama3 is not None:
+        # Llama 3.1: frequencies that make fewer than ``low`` turns in the original context are
+        # lowered, those that make more than ``high`` stay, and between the two they are blended.
+        low, high, context = config.rope_llama3
+        turns = context / (2 * math.pi / frequencies)
+        kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+        scaled = (1.0 - kept) * frequencies / config.rope_factor + kept * frequencies
+    return torch.cat((scaled, scaled))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -228,7 +229,7 @@ class Llama(nn.Module):
         """Run hidden states (B, T, hidden) through layers first..end-1: (B, T, hidden).
 
         Args:
-            positions: (T,), for the rotary embedding; by default S..S+T-1.
+            positions: (T,) in float32, for the rotary embedding; by default S..S+T-1.
             mask: (T, S+T), 0 where a row attends to a column and -inf elsewhere
                 (``mask.positions_and_mask``); by default attention is causal.
             cache: of these layers. It holds S positions, to which the T new ones are added; B is 1
@@ -241,7 +242,7 @@ class Llama(nn.Module):
         if S > 0 and T > 1 and mask is None:
             raise ValueError(f"{T} positions after a cache of {S} need a mask")
         if positions is None:
-            positions = torch.arange(S, S + T, device=hidden.device)
+            positions = torch.arange(S, S + T, dtype=torch.float32, device=hidden.device)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if cache is not None:
@@ -264,8 +265,7 @@ class Llama(nn.Module):
         """As ``run_layers``; ``attend(layer, q, k, v)`` is attention in the layer first + layer."""
         if self.frequencies.device != hidden.device:
             self.frequencies = to_device(self.frequencies, hidden.device)
-        angles = torch.outer(positions.float(), self.frequencies)  # (T, D/2)
-        angles = torch.cat((angles, angles), dim=-1)  # (T, D)
+        angles = torch.outer(positions, self.frequencies)  # (T, D)
         rope = angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
         for layer, block in enumerate(islice(self.model.layers, first, end)):
             hidden = block(hidden, rope, partial(attend, layer))

@@ -155,7 +155,15 @@ class Options:
         exits = drafting.exits if method in ("s2d", "s2d-tree") else drafting.exits[-1:]
         if self.exits is not None:
             exits = tuple(int(each) if isinstance(each, Integral) else each for each in self.exits)
-        check_exits(exits, 0 if config is None else config.num_hidden_layers)
+        numbers = [each for each in exits if isinstance(each, int)]
+        if not exits or numbers != sorted(set(numbers)):
+            raise ValueError(f"exits must increase, not {numbers}")
+        layers = 0 if config is None else config.num_hidden_layers
+        if numbers and not 0 <= numbers[0] <= numbers[-1] <= layers:
+            draft = (
+                "there is no draft model" if config is None else f"the draft has {layers} layers"
+            )
+            raise ValueError(f"exits {numbers}: {draft}")
         if self.datastore is not None and 0 not in exits:
             raise ValueError("a datastore is what exit 0 reads, which is not among the exits")
         thresholds = self.choose_thresholds(exits, drafting)
@@ -253,16 +261,6 @@ def default_drafting(config: LlamaConfig | None) -> Drafting:
     if config is None:
         return NGRAM_ALONE
     return config.drafting or Drafting(exits=(config.num_hidden_layers,), thresholds=(0.0,))
-
-
-def check_exits(exits: tuple[int | Exit, ...], layers: int) -> None:
-    """Raise ValueError if the numbers among ``exits`` are not those of a draft of ``layers``."""
-    numbers = [each for each in exits if isinstance(each, int)]
-    if not exits or numbers != sorted(set(numbers)):
-        raise ValueError(f"exits must increase, not {numbers}")
-    if numbers and not 0 <= numbers[0] <= numbers[-1] <= layers:
-        draft = f"the draft has {layers} layers" if layers else "there is no draft model"
-        raise ValueError(f"exits {numbers}: {draft}")
 
 
 def make_options(**given: Any) -> Options:

@@ -39,7 +39,7 @@ class Proposal(NamedTuple):
     ``probs`` are estimates of the probability that a child is accepted after its parent. ``stop``
     and the growing of trees go by their product along a path; the verification never looks at them.
     ``Greedy`` estimates by the draft's probability at temperature 1, ``Rejection`` by q, and
-    ``SharedNoise`` by a token's share of all scores.
+    ``SharedNoise`` by a token's share of all scores, which is rough and not derived.
     """
 
     tokens: list[list[int]]  # R lists; some are shorter where few tokens are possible
@@ -151,8 +151,8 @@ class Rejection(Sampled):
 
     A growing tree leaves nodes out, which breaks the third condition. So its children are
     ``chosen`` and not drawn: they are the tokens with the largest q. A chosen token x counts as
-    drawn from a distribution that has only x. It is accepted with probability p(x), and q plays no
-    part in the test.
+    drawn from a distribution that has only x: it is accepted with probability p(x), and what is
+    left of p is p without x. So q plays no part in the test.
 
     Everything is computed on the CPU, where ``draws`` come from.
     """
@@ -190,7 +190,7 @@ class Rejection(Sampled):
         """Which of a node's children is accepted, or None, and what is left of p (V,).
 
         ``children`` are nodes in the order in which their tokens were drawn from q (V,); without q,
-        they were chosen. Token x is accepted with probability min(1, p(x) / q(x)). If it is
+        they were chosen. A drawn token x is accepted with probability min(1, p(x) / q(x)). If it is
         rejected, p becomes norm(relu(p - q)) for the next child, and q loses x, as the next child
         was drawn without replacement. If all are rejected, the bonus token is drawn from what is
         left of p. The token that comes out of this follows p (Chen et al. 2023, arXiv 2302.01318,
@@ -198,18 +198,15 @@ class Rejection(Sampled):
         """
         for child in children:
             token = tokens[child]
-            drawn_from = certain(token, p) if q is None else q
-            if self.draws.flip((p[token] / drawn_from[token]).item()):
+            chance = p[token] if q is None else p[token] / q[token]
+            if self.draws.flip(chance.item()):
                 return child, p
-            p = residual(p, drawn_from)
-            if q is not None:
+            if q is None:
+                p = without(p, token)
+            else:
+                p = residual(p, q)
                 q = without(q, token)
         return None, p
-
-
-def certain(token: int, p: Tensor) -> Tensor:
-    """The distribution that has only one ``token``, of the size of p (V,)."""
-    return torch.zeros_like(p).index_fill_(0, torch.tensor(token), 1.0)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
@@ -236,10 +233,7 @@ class SharedNoise(Sampled):
         self.noise = noise
 
     def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
-        """The children are the tokens with the largest ``draft_scores``.
-
-        A child's estimate is its share of the sum of all scores. This is rough, and not derived.
-        """
+        """The children are the tokens with the largest ``draft_scores``."""
         q = self.distribution(logits, tree, nodes)  # (R, V)
         scores = draft_scores(q, self.noise.at(tree.next_positions(nodes)))  # (R, V)
         return best_children(scores / scores.sum(dim=-1, keepdim=True), count)

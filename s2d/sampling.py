@@ -22,7 +22,9 @@ def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0)
     if 0 < top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
-    probs = torch.softmax(logits / temperature, dim=-1)
+    if temperature != 1.0:
+        logits = logits / temperature
+    probs = torch.softmax(logits, dim=-1)
     if top_p < 1.0:
         sorted_probs, order = probs.sort(dim=-1, descending=True)
         mass_before = sorted_probs.cumsum(dim=-1) - sorted_probs

@@ -37,6 +37,7 @@ PLAIN = {
     "quantization_config": None,
     "hidden_act": "silu",
     "partial_rotary_factor": 1,
+    "is_causal": True,
 }
 # Tokens that one of two models with the same tokenizer may have more, since vocabularies are padded
 # for GPUs: 32,000 or 32,064 for Llama 2, 128,256 or 128,264 for Llama 3. The limit is llama.cpp's.

@@ -75,7 +75,7 @@ def load_model(
         if name not in shapes:
             refuse_if_needed(file, name, layers)
             continue
-        if share is not None:
+        if share is not None and tensor.dim() == len(shapes[name]):
             tensor = share(name, tensor)
         if tuple(tensor.shape) != shapes[name] or tensor.dtype not in DTYPES.values():
             found = f"{tuple(tensor.shape)} in {tensor.dtype}; expected {shapes[name]}"
@@ -229,7 +229,7 @@ def check_device(device: torch.device | str) -> torch.device:
 
 def choose_dtype(dtype: torch.dtype | str, device: torch.device, stored: str) -> torch.dtype:
     """A dtype, its name, or "auto": that of the ``stored`` weights, float32 if it is not fast."""
-    name = stored if dtype == "auto" else str(dtype).removeprefix("torch.")
+    name = str(stored if dtype == "auto" else dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"unknown dtype {name!r}; expected auto or one of {', '.join(DTYPES)}")
     found = DTYPES[name]

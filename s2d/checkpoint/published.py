@@ -1,9 +1,13 @@
 """Published tokenizers and their chat templates, by the package ``transformers``."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment
+from jinja2.meta import find_undeclared_variables
 from transformers import AutoTokenizer
 
 from .chat import Message
@@ -12,44 +16,62 @@ from .chat import Message
 GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
 
 
+@contextmanager
+def in_one_line(what: str) -> Iterator[None]:
+    """Whatever goes wrong in transformers, and in tokenizers in Rust, becomes a ValueError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{what}: {reason:.300}") from None
+
+
 class PublishedTokenizer:
     """What ``AutoTokenizer`` makes of a folder; attributes as of SentencePieceModel."""
 
     def __init__(self, folder: Path) -> None:
-        # Nothing is looked up on the hub, and code that comes with a folder is never run.
-        self.tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        self.folder = folder
+        with in_one_line(f"transformers does not read the tokenizer in {folder}"):
+            # Nothing is looked up on the hub, and code that comes with a folder is never run.
+            self.tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         self.eos = self.tokenizer.eos_token or ""
         self.chat_template = self.tokenizer.chat_template
-        added = self.tokenizer.added_tokens_decoder
-        self.special = {
-            each: str(token) for each, token in added.items() if not self.decode([each])
-        }
+        self.special = {}  # of the added tokens, those that leave no text
+        for number, token in self.tokenizer.added_tokens_decoder.items():
+            if token.special:
+                self.special[number] = str(token)
 
     def encode(self, text: str, with_bos: bool) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=with_bos, verbose=False)
+        with in_one_line(f"the tokenizer in {self.folder} fails"):
+            return self.tokenizer.encode(text, add_special_tokens=with_bos, verbose=False)
 
     def decode(self, ids: list[int]) -> str:
         # Without the clean-up, which takes away spaces, a text does not change when it grows.
-        return self.tokenizer.decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        with in_one_line(f"the tokenizer in {self.folder} fails"):
+            return self.tokenizer.decode(
+                ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
 
-    def render(self, dialogue: list[Message], **options: Any) -> str:
+    def render(self, dialogue: list[Message], /, **options: Any) -> str:
         """A dialogue by the folder's own template; ValueError if the template refuses it."""
-        try:
+        begins = dialogue[-1]["role"] != "assistant"
+        with in_one_line(f"the chat template of {self.folder} fails"):
             template = self.tokenizer.get_chat_template()
             for name in options:
-                if name in GIVEN or not re.search(rf"\b{re.escape(name)}\b", template):
+                if name in GIVEN or name not in variables(template):
                     raise ValueError(f"it has no option {name!r}")
             return self.tokenizer.apply_chat_template(
-                dialogue,
-                tokenize=False,
-                add_generation_prompt=dialogue[-1]["role"] != "assistant",
-                **options,
+                dialogue, tokenize=False, add_generation_prompt=begins, **options
             )
-        except Exception as error:  # a template is a program: anything can go wrong in it
-            folder = self.tokenizer.name_or_path
-            reason = " ".join(str(error).split())
-            raise ValueError(f"the chat template of {folder} fails: {reason}") from None
+
+
+def variables(template: str) -> set[str]:
+    """The names that a chat template may be given."""
+    # transformers has tags of its own around what an assistant says.
+    source = re.sub(r"(\{%[-+]?\s*(?:end)?)generation\b", r"\1with", template)
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    return find_undeclared_variables(environment.parse(source))

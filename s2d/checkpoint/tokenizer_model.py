@@ -77,7 +77,10 @@ def read_sentencepiece(folder: Path) -> SentencePieceModel | None:
     config = read_json(folder / "tokenizer_config.json", missing={})
     config |= read_json(folder / "special_tokens_map.json", missing={})
     pieces = SentencePieceProcessor()
-    pieces.load_from_serialized_proto(file.read_bytes() + PIECES_ALONE)
+    try:
+        pieces.load_from_serialized_proto(file.read_bytes() + PIECES_ALONE)
+    except RuntimeError as error:
+        raise ValueError(f"{file} is damaged: {' '.join(str(error).split())}") from None
     named = {"bos_token": pieces.bos_id(), "eos_token": pieces.eos_id()}
     named["unk_token"] = pieces.unk_id()
     if min(named.values()) < 0:

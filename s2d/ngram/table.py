@@ -120,22 +120,21 @@ class TableExit:
         floors = []  # of each row, the probability of an unknown token
         rows: list[int] = []  # of the known tokens
         tokens: list[int] = []
-        values: list[float] = []
+        probs: list[float] = []
         for row, node in enumerate(nodes):
             known = distribution(self.tables, before + tree.path(node))
-            left = max(1e-9, 1.0 - sum(known.values()))
-            floors.append(left / self.vocab_size)
+            floor = max(1e-9, 1.0 - sum(known.values())) / self.vocab_size
+            floors.append(floor)
             rows += [row] * len(known)
             tokens += known.keys()
-            values += known.values()
-        if not values:
+            probs += [floor + prob for prob in known.values()]
+        if not probs:
             return None
-        floor = to_device(floors, self.device, self.dtype)[:, None]  # (R, 1)
-        probs = floor.expand(-1, self.vocab_size).contiguous()  # (R, V)
+        unknown = to_device(np.log(floors), self.device, self.dtype)[:, None]  # (R, 1)
+        logits = unknown.expand(-1, self.vocab_size).contiguous()  # (R, V)
         where = to_device(np.array([rows, tokens]), self.device, torch.long)  # (2, known)
-        known_probs = to_device(np.array(values), self.device, self.dtype)  # (known,)
-        probs.index_put_((where[0], where[1]), known_probs, accumulate=True)
-        return Prediction(probs.log(), confidence=max(values))
+        logits.index_put_((where[0], where[1]), to_device(np.log(probs), self.device, self.dtype))
+        return Prediction(logits, confidence=max(probs))
 
     def keep(self, tree: Tree, accepted: list[int]) -> None:
         """Nothing to roll back: the table reads the text so far, never drafted tokens."""

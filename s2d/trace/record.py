@@ -17,7 +17,7 @@ from ..cli.colors import Color
 from ..decoder import Decoder
 from ..draft import Exit, LayerExit
 from ..mcsd.roots import LongestPath, RootsDecoder
-from ..rules import Prediction, Rejection, Sampled, SharedNoise, certain, residual, without
+from ..rules import Prediction, Rejection, Sampled, SharedNoise, residual, without
 from ..sampling import Draws, warp
 from ..stats import Step
 from ..tree import Tree
@@ -239,12 +239,12 @@ def shown_tests(
         columns.append(("q", None, q))
     for child in tree.children(parent):
         token = tree.tokens[child]
-        drawn_from = certain(token, p) if q is None else q
+        chance = p[token] if q is None else p[token] / q[token]
         test = {
             "node": child,
             "accepted": child == accepted,
             "p": short(p[token].item()),
-            "chance": short(min(1.0, (p[token] / drawn_from[token]).item())),
+            "chance": short(min(1.0, chance.item())),
             "draw": short(next(numbers)),
         }
         if q is not None:
@@ -252,7 +252,7 @@ def shown_tests(
         tests.append(test)
         if child == accepted:
             return tests, columns
-        p = residual(p, drawn_from)
+        p = without(p, token) if q is None else residual(p, q)
         columns.append(("residual after", token, p))
         if q is not None:
             q = without(q, token)
