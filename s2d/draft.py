@@ -141,7 +141,7 @@ class SortedDraft:
         self.stop = stop
         # Without exits, the target is alone.
         self.max_positions = min((each.max_positions for each in exits), default=math.inf)
-        # How probable it is that a child is accepted: what the rule says, or a decision model.
+        # How probable it is that a child is accepted: what the rule says, unless it is replaced.
         self.estimate: Estimate = lambda prediction, proposal: proposal.probs
 
     def grow(self, tree: Tree, depth: int, rule: Rule) -> Tree:

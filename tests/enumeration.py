@@ -4,45 +4,7 @@ import functools
 
 import torch
 
-from s2d.sampling import Draws
-
-
-class EveryOutcome(Draws):
-    """Draws that replay a list of choices, and tell how likely they are."""
-
-    def __init__(self, choices):
-        self.taken, self.probability, self.untried = list(choices), 1.0, []
-        self.replayed = iter(choices)
-
-    def __call__(self, seed):
-        """In the place of the class: these draws."""
-        return self
-
-    def choose(self, probs):
-        """The next choice among outcomes with these probabilities; at a new fork the first one."""
-        choice = next(self.replayed, None)
-        if choice is None:
-            choice, *others = [i for i, prob in enumerate(probs) if prob > 1e-200]
-            self.untried += [[*self.taken, other] for other in others]
-            self.taken.append(choice)
-        self.probability *= probs[choice]
-        return choice
-
-    def flip(self, probability):
-        heads = min(1.0, probability)
-        return self.choose([1.0 - heads, heads]) == 1
-
-    def draw(self, probs):
-        return torch.tensor([self.choose((row / row.sum()).tolist()) for row in probs])
-
-
-def every_outcome(emit):
-    """Yield emit(draws) and its probability, for every outcome of ``draws``."""
-    waiting = [[]]
-    while waiting:
-        draws = EveryOutcome(waiting.pop())
-        yield emit(draws), draws.probability
-        waiting += draws.untried
+from s2d.lesson.lossless import every_outcome
 
 
 def joint_of(emit, p, length):
@@ -52,9 +14,9 @@ def joint_of(emit, p, length):
     """
     joint = torch.zeros((len(p(())),) * length, dtype=torch.float64)
     rest = functools.cache(lambda tokens: joint_distribution(p, length - len(tokens), tokens))
-    for tokens, probability in every_outcome(emit):
+    for tokens, draws in every_outcome(emit):
         tokens = tuple(tokens[:length])
-        joint[tokens] += probability * rest(tokens)
+        joint[tokens] += draws.probability * rest(tokens)
     return joint
 
 

@@ -208,7 +208,7 @@ def test_rejection_sampling_leaves_p(options, draft_size):
         used = options | law | dict(rule="rejection", max_new_tokens=3)
 
         def emit(draws):
-            with mock.patch("s2d.generation.Draws", draws):
+            with mock.patch("s2d.generation.Draws", lambda seed: draws):
                 return generate(target, prompt, draft, **used).tokens  # noqa: B023
 
         error = joint_of(emit, p, 3) - joint_distribution(p, 3)
