@@ -14,8 +14,10 @@ from transformers import LlamaForCausalLM
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
-from s2d.checkpoint import check_device, placement, save_model
+from s2d.checkpoint import check_device, empty_model, placement, save_model
+from s2d.checkpoint.config import config_from_dict
 from s2d.checkpoint.load import choose_dtype
+from s2d.model import Drafting
 
 refused = partial(raises_line, load_model)
 INDEX = "model.safetensors.index.json"
@@ -244,6 +246,40 @@ def test_exits_without_thresholds_have_the_published_one(folder):
     """So that the deeper exits of a downloaded draft are used."""
     change_json(folder / "config.json", exit_layers=[1, 2, 4])
     assert load_model(folder).config.drafting.thresholds == (0.5, 0.5, 0.0)
+
+
+LLAMA_2 = dict(architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=32000)
+LLAMA_2 |= dict(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32)
+LLAMA_2 |= dict(num_attention_heads=32, max_position_embeddings=4096, rms_norm_eps=1e-5)
+PUBLISHED = {  # the published counts, and those that follow for the draft's first 12 layers
+    "vicuna-7b": (6_738_415_616, {}),
+    "vicuna-13b": (
+        13_015_864_320,
+        dict(hidden_size=5120, intermediate_size=13824)
+        | dict(num_hidden_layers=40, num_attention_heads=40),
+    ),
+    "llama-2-70b": (
+        68_976_648_192,
+        dict(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80)
+        | dict(num_attention_heads=64, num_key_value_heads=8),
+    ),
+    "vicuna-draft": (2_690_748_416, dict(num_hidden_layers=12, exit_layers=[6, 9, 12])),
+    "vicuna-68m": (
+        68_030_208,
+        dict(hidden_size=768, intermediate_size=3072, num_hidden_layers=2)
+        | dict(num_attention_heads=12, max_position_embeddings=2048),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_shapes_of_published_models(name):
+    """Of targets and drafts that were never run here."""
+    count, sizes = PUBLISHED[name]
+    config = config_from_dict(LLAMA_2 | sizes)
+    assert sum(p.numel() for p in empty_model(config).parameters()) == count
+    if "exit_layers" in sizes:
+        assert config.drafting == Drafting((6, 9, 12), (0.5, 0.5, 0.0))
 
 
 def test_devices(monkeypatch):
