@@ -37,7 +37,7 @@ SINGLE = {f"exit {e}": f"sd:exits={e}:rejection" for e in (2, 3, 4)}
 FORK = "mcsd:exits=3:tree=6,1,1,1,1,1,1,1,1,1:rejection"
 SHORT_FORK = "mcsd:exits=4:tree=6,1,1,1,1,1"
 CONFIGS = "1,1,1,1,1", "4,1,1,1,1", "4,2,2,1", "2,4,3,1,1"
-THRESHOLDS = "0.25,0.25,0", "0.5,0.5,0", "0.75,0.7,0", "0.9,0.9,0"
+THRESHOLDS = "0.25,0.25,0", "0.5,0.5,0", "0.75,0.7,0", "0.9,0.85,0"
 STATS = "decision=drafts/decision-stats-{size}.safetensors"
 HIDDEN = "decision=drafts/decision-hidden-{size}.safetensors"
 
@@ -49,7 +49,7 @@ SHIPPED = {
     ),
     "thresholds": Experiment(
         "Thresholds (S2D)",
-        ["mat: 0.9,0.9,0 > 0.25,0.25,0"],
+        ["mat: 0.9,0.85,0 > 0.25,0.25,0"],
         {each: f"s2d:exits=2,3,4:thresholds={each}:rejection" for each in THRESHOLDS},
     ),
     "tree": Experiment(
