@@ -6,7 +6,7 @@ from typing import Any
 __version__ = "0.1.0"
 # {a public name: the module that has it}
 PUBLIC = {
-    "Exit": "draft",
+    "Exit": "rules",
     "GrowingShape": "tree",
     "LayerExit": "draft",
     "Prediction": "rules",

@@ -22,14 +22,14 @@ from .tree import Tree
 
 
 class Decoder:
-    """One generation: iterating over it decodes, a Step at a time.
+    """Iterating over it decodes, a Step at a time.
 
     Args:
         target: the model whose text is written.
         drafter: what drafts: the exits, and the shape of the trees.
         rule: how tokens are proposed and accepted.
         context: the ids of the prompt.
-        plan: what the other arguments were made from, and when the answer ends.
+        plan: the exits, the shape of the trees, and when the answer ends.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Decoder:
 
     def roll_back(self, tree: Tree, accepted: list[int]) -> None:
         """Keep the context and the ``accepted`` nodes in the caches of target and draft."""
-        n = len(tree.context)
+        n = len(self.context)
         self.cache.keep(n, [n - 1 + node for node in accepted])  # node i is entry n - 1 + i
         for each in self.drafter.exits:
             each.keep(tree, accepted)

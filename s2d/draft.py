@@ -5,8 +5,6 @@ segments, and each segment ends at an exit, where the draft may predict.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,29 +13,11 @@ from .cache import KVCache, move_up
 from .devices import to_device
 from .mask import MAX_UNREAD, ROOT_ALONE, positions_and_mask
 from .model import Llama
+from .options import Plan
 from .own import check_frontier, check_prediction, check_proposal, check_sent
-from .rules import Prediction, Proposal, Rule
+from .rules import Exit, Prediction, Rule
 from .sampling import warp
-from .tree import Shape, Tree
-
-Estimate = Callable[[Prediction, Proposal], list[list[float]]]
-
-
-@runtime_checkable
-class Exit(Protocol):
-    """A place where the draft may predict: ``LayerExit``, or an object of your own."""
-
-    exit_layer: int  # the number of layers before it, by which statistics call the exit
-    max_positions: float  # the length of the longest text that it can read
-
-    def start(self, capacity: int) -> None:
-        """An answer begins. Its context and the expanded nodes have up to ``capacity`` entries."""
-
-    def predict(self, tree: Tree, nodes: list[int]) -> Prediction | None:
-        """What follows each of R ``nodes`` of the last level; None: the exit knows nothing."""
-
-    def keep(self, tree: Tree, accepted: list[int]) -> None:
-        """Forget all nodes of ``tree`` but the ``accepted`` path: now it is a part of the text."""
+from .tree import Tree
 
 
 class LayerExit:
@@ -120,47 +100,34 @@ class LayerExit:
 
 
 class SortedDraft:
-    """A draft of sorted exits, from the cheapest on, as a ``Plan`` says.
+    """A draft of sorted exits, the cheapest first; ``vocab_size`` is the target's."""
 
-    ``vocab_size`` is the target's. If an exit is more confident than its threshold, no later one is
-    asked. A node whose path is less probable than ``stop`` gets no children.
-    """
-
-    def __init__(
-        self,
-        vocab_size: int,
-        exits: list[Exit],
-        thresholds: Sequence[float],
-        shape: Shape,
-        stop: float,
-    ) -> None:
+    def __init__(self, vocab_size: int, exits: list[Exit], plan: Plan) -> None:
         self.vocab_size = vocab_size
         self.exits = exits
-        self.thresholds = thresholds
-        self.shape = shape
-        self.stop = stop
+        self.plan = plan
         # Without exits, the target is alone.
         self.max_positions = min((each.max_positions for each in exits), default=math.inf)
         # How probable it is that a child is accepted: what the rule says, unless it is replaced.
-        self.estimate: Estimate = lambda prediction, proposal: proposal.probs
+        self.estimate = lambda prediction, proposal: proposal.probs
 
     def grow(self, tree: Tree, depth: int, rule: Rule) -> Tree:
         """Add levels to ``tree`` down to ``depth``, and leave out what the shape does not send."""
         while tree.depth < depth:
-            leaves = tree.leaves(self.stop)
-            nodes = self.shape.frontier(leaves, tree.probs)
+            leaves = tree.leaves(self.plan.stop)
+            nodes = self.plan.shape.frontier(leaves, tree.probs)
             check_frontier(nodes, leaves)
             if not nodes:
                 break
             exit_, prediction = self.choose_exit(tree, nodes)
             if prediction is None:
                 break
-            width = self.shape.width(tree.depth)
+            width = self.plan.shape.width(tree.depth)
             proposal = rule.propose(tree, nodes, prediction.logits, width)
             check_proposal(proposal.tokens, len(nodes), width, self.vocab_size)
-            probs = self.estimate(prediction, proposal)
-            tree.add_level(nodes, proposal.tokens, probs, exit_.exit_layer, proposal.q)
-        sent = self.shape.sent(tree.probs)
+            proposal = proposal._replace(probs=self.estimate(prediction, proposal))
+            tree.add_level(nodes, proposal, exit_.exit_layer)
+        sent = self.plan.shape.sent(tree.probs)
         check_sent(sent, tree)
         tree.prune(sent)
         return tree
@@ -170,7 +137,7 @@ class SortedDraft:
 
         An exit is chosen before its tokens are drawn (see ``rules.Rejection``).
         """
-        for exit_, threshold in zip(self.exits, self.thresholds):
+        for exit_, threshold in zip(self.exits, self.plan.thresholds):
             prediction = exit_.predict(tree, nodes)
             if prediction is None:
                 continue

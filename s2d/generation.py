@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from .decoder import Decoder
-from .draft import Exit, LayerExit, SortedDraft
+from .draft import LayerExit, SortedDraft
 from .model import Llama
 from .options import Plan, make_options
 from .own import short
-from .rules import Greedy, Rejection, Rule, SharedNoise
+from .rules import Exit, Greedy, Rejection, Rule, SharedNoise
 from .sampling import Draws, Noise
 from .stats import Generation
 
@@ -50,24 +50,24 @@ def start(
     method: str | None = None,
     **options: Any,
 ) -> Decoder:
-    """As ``generate``, but nothing has happened yet: iterate over the Decoder that is returned."""
+    """As ``generate``, but no step is made yet: iterate over the Decoder that is returned."""
     asked = make_options(method=method, **options)
     if not isinstance(draft, Llama | None):
-        raise ValueError(f"the draft is a model of load_model, not {draft!r:.60}")
+        raise ValueError(f"the draft is a model of load_model, not {short(draft)}")
     plan = asked.plan(None if draft is None else draft.config)
     return make_decoder(target, tokens, draft, plan)
 
 
 def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, plan: Plan) -> Decoder:
-    """A Decoder for what is decided: ``plan`` is of the options, for this ``draft``."""
+    """As ``start``, for a ``plan`` that was made for this ``draft``."""
     if not isinstance(target, Llama):
-        raise ValueError(f"the target is a model of load_model, not {target!r:.60}")
+        raise ValueError(f"the target is a model of load_model, not {short(target)}")
     context = as_ids(tokens, target.config.vocab_size)
     size = target.config.max_position_embeddings
     if not 0 < len(context) < size:
         raise ValueError(f"the prompt has {len(context)} tokens; expected 1 to {size - 1}")
     exits = make_exits(target, draft, plan)
-    drafter = SortedDraft(target.config.vocab_size, exits, plan.thresholds, plan.shape, plan.stop)
+    drafter = SortedDraft(target.config.vocab_size, exits, plan)
     rule = make_rule(target, plan)
     if plan.asked.decision is not None:
         if not all(isinstance(each, LayerExit) for each in exits):

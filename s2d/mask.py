@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .devices import to_device
 
-# How many tokens of the context one pass with a mask may read: the mask grows with their square.
+# How many tokens of the context one pass with a mask may read: the mask has a row for each.
 MAX_UNREAD = 256
 ROOT_ALONE = np.ones((1, 1), dtype=bool)  # the ancestor matrix of a tree without drafted nodes
 
@@ -49,9 +49,9 @@ def positions_and_mask(
         device, dtype: of the model.
 
     Returns the positions (T,) and the mask (T, read+T) of the T = context_length + N - read entries
-    that are not read yet. Both are None if ``Llama.run_layers`` needs none. An example: the context
-    is a b c d e, so e is node 0. The nodes 1, 2 and 3 of the tree above follow, and the model has
-    read a b c d.
+    that are not read yet. The mask is None where plain causal attention is right. An example: the
+    context is a b c d e, so e is node 0. The nodes 1, 2 and 3 of the tree above follow, and the
+    model has read a b c d.
 
                 a b c d   e 1 2 3
           e     x x x x   x . . .      position 4

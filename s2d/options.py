@@ -24,10 +24,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .draft import Exit
 from .model import Drafting, LlamaConfig
 from .own import MAX_NODES, check_shape, short
-from .rules import Rule
+from .rules import Exit, Rule
 from .sampling import warp
 from .tree import FixedShape, GrowingShape, Shape
 
@@ -55,7 +54,7 @@ MEMBERS = {"stop_at": "begin", "decision": "estimate", "datastore": "followers"}
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked for; None: it is left to the method and to the draft (``plan``).
+    """What is asked for; None: it is not given, and ``plan`` decides if there is something.
 
     Attributes:
         method: one of METHODS. The default is ``s2d``. If exit 0 drafts alone, it is ``s2d-tree``,
@@ -66,7 +65,7 @@ class Options:
         top_k: the number of tokens that may be sampled; 0 keeps all.
         seed: of all random numbers.
         exits: the numbers of layers after which the draft may predict, in ascending order; 0 is the
-            n-gram table. Any object with the members of ``draft.Exit`` may stand among them.
+            n-gram table. Any object with the members of ``rules.Exit`` may stand among them.
         thresholds: one per exit; a confidence above it is enough. The last exit always drafts,
             whatever its threshold is.
         draft_length: the most tokens of a chain.
@@ -246,11 +245,6 @@ class Plan:
 def is_object(value: Any, protocol: type) -> bool:
     """Whether ``value`` has the members of a ``protocol``, and is not a class that has them."""
     return isinstance(value, protocol) and not isinstance(value, type)
-
-
-def default_thresholds(count: int) -> tuple[float, ...]:
-    """Thresholds of so many exits; the last one always drafts."""
-    return (THRESHOLD,) * (count - 1) + (0.0,)
 
 
 def default_drafting(config: LlamaConfig | None) -> Drafting:

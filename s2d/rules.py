@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .sampling import Draws, Noise, draft_scores, warp
-from .tree import Tree
+from .tree import Proposal, Tree
 
 
 class Prediction(NamedTuple):
@@ -30,21 +30,24 @@ class Prediction(NamedTuple):
 
     logits: Tensor  # (R, V)
     confidence: float  # how sure the exit is; usually its largest probability at temperature 1
-    hidden: Tensor | None = None  # (R, hidden): what the LM head made ``logits`` of, if it did
+    hidden: Tensor | None = None  # (R, hidden): before the norm and the LM head, if there are any
 
 
-class Proposal(NamedTuple):
-    """Children for each of R nodes: the best first, or in the order in which they were drawn.
+@runtime_checkable
+class Exit(Protocol):
+    """A place where the draft may predict: ``LayerExit``, or an object of your own."""
 
-    ``probs`` are estimates of the probability that a child is accepted after its parent. ``stop``
-    and the growing of trees go by their product along a path; the verification never looks at them.
-    ``Greedy`` estimates by the draft's probability at temperature 1, ``Rejection`` by q, and
-    ``SharedNoise`` by a token's share of all scores, which is rough and not derived.
-    """
+    exit_layer: int  # the number of layers before it, by which statistics call the exit
+    max_positions: float  # the length of the longest text that it can read
 
-    tokens: list[list[int]]  # R lists; some are shorter where few tokens are possible
-    probs: list[list[float]]  # likewise
-    q: Sequence[Tensor] = ()  # R times (V,): what the children were drawn from, if they were drawn
+    def start(self, capacity: int) -> None:
+        """An answer begins. Its context and the expanded nodes have up to ``capacity`` entries."""
+
+    def predict(self, tree: Tree, nodes: list[int]) -> Prediction | None:
+        """What follows each of R ``nodes`` of the last level; None: the exit knows nothing."""
+
+    def keep(self, tree: Tree, accepted: list[int]) -> None:
+        """Forget all nodes of ``tree`` but the ``accepted`` path: now it is a part of the text."""
 
 
 @runtime_checkable
@@ -67,26 +70,22 @@ class Rule(Protocol):
         """
 
 
-def follow(tree: Tree, choose: Callable[[int], int], start: int = 0) -> tuple[list[int], int]:
+def follow(tree: Tree, choices: list[int], start: int = 0) -> tuple[list[int], int]:
     """Walk from the node ``start`` to the child that is the target's choice, and on from there.
 
-    ``choose(node)`` is the token that the target takes after a node. It depends on the text, and on
-    the seed or on what is drawn, but not on the draft. So the text is the target's own, whatever
-    the tree is made of. An example: below the root are node 1, with token 5, and node 2, with token
-    6; below node 2 is node 3, with token 7. If the target chooses 6, then 7, then 8, the nodes 2
-    and 3 are accepted, and 8 is the bonus token.
+    choices[i] is the token that the target takes after node i. It depends on the text and on the
+    seed, but not on the draft. So the text is the target's own, whatever the tree is made of. An
+    example: below the root are node 1, with token 5, and node 2, with token 6; below node 2 is node
+    3, with token 7. If the choices are [6, 9, 7, 8], the nodes 2 and 3 are accepted, and 8 is the
+    bonus token.
     """
-    child_of = {}  # (parent, token) -> node
-    for child, parent in enumerate(tree.parents):
-        child_of[parent, tree.tokens[child]] = child
+    node_of = {pair: node for node, pair in enumerate(zip(tree.parents, tree.tokens))}
     accepted: list[int] = []
     node = start
-    token = choose(node)
-    while (node, token) in child_of:
-        node = child_of[node, token]
+    while (node, choices[node]) in node_of:
+        node = node_of[node, choices[node]]
         accepted.append(node)
-        token = choose(node)
-    return accepted, token
+    return accepted, choices[node]
 
 
 def as_lists(tokens: Tensor, probs: Tensor) -> tuple[list[list[int]], list[list[float]]]:
@@ -117,7 +116,7 @@ class Greedy:
 
     def verify(self, tree: Tree, logits: Tensor, start: int = 0) -> tuple[list[int], int]:
         choices = logits.argmax(dim=-1).tolist()  # (N+1,)
-        return follow(tree, choices.__getitem__, start)
+        return follow(tree, choices, start)
 
 
 class Sampled:
@@ -154,7 +153,7 @@ class Rejection(Sampled):
     drawn from a distribution that has only x: it is accepted with probability p(x), and what is
     left of p is p without x. So q plays no part in the test.
 
-    Everything is computed on the CPU, where ``draws`` come from.
+    Tokens are drawn and tested on the CPU, where ``draws`` come from.
     """
 
     def __init__(
@@ -176,13 +175,13 @@ class Rejection(Sampled):
         p = self.distribution(logits, tree, range(len(tree.tokens))).cpu()  # (N+1, V)
         accepted: list[int] = []
         node = start
-        while children := tree.children(node):
-            child, rest = self.test_children(children, tree.tokens, p[node], tree.q.get(node))
-            if child is None:
-                return accepted, self.draws.draw(rest[None]).item()
+        while True:
+            children = tree.children(node)
+            child, left = self.test_children(children, tree.tokens, p[node], tree.q.get(node))
+            if child is None:  # all are rejected, or there are none
+                return accepted, self.draws.draw(left[None]).item()
             accepted.append(child)
             node = child
-        return accepted, self.draws.draw(p[node][None]).item()
 
     def test_children(
         self, children: list[int], tokens: list[int], p: Tensor, q: Tensor | None
@@ -242,4 +241,4 @@ class SharedNoise(Sampled):
         nodes = range(len(tree.tokens))
         p = self.distribution(logits, tree, nodes)  # (N+1, V)
         choices = (p / self.noise.at(tree.next_positions(nodes))).argmax(dim=-1).tolist()
-        return follow(tree, choices.__getitem__, start)
+        return follow(tree, choices, start)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .draft import Exit
 from .options import Plan
+from .rules import Exit
 from .tree import Tree
 
 
 @dataclass
 class Step:
-    """One pass of the target, and the drafting before it. The Decoder fills it in part by part."""
+    """One pass of the target, and the drafting before it. It is filled in part by part."""
 
     tree: Tree
     logits: Tensor = field(init=False)  # (N+1, V): row i is what the target says after node i

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -133,12 +133,26 @@ def most_probable(nodes: Iterable[int], probs: list[float], count: int) -> list[
     return sorted(ranked[:count])
 
 
+class Proposal(NamedTuple):
+    """Children for each of R nodes: the best first, or in the order in which they were drawn.
+
+    ``probs`` are estimates of the probability that a child is accepted after its parent. ``stop``
+    and the growing of trees go by their product along a path; the verification never looks at them.
+    ``rules.Greedy`` estimates by the draft's probability at temperature 1, ``Rejection`` by q, and
+    ``SharedNoise`` by a token's share of all scores, which is rough and not derived.
+    """
+
+    tokens: list[list[int]]  # R lists; some are shorter where few tokens are possible
+    probs: list[list[float]]  # likewise
+    q: Sequence[Tensor] = ()  # R times (V,): what the children were drawn from, if they were drawn
+
+
 class Tree:
     """The tree of one step. The top of this file has a picture.
 
     Attributes:
         context: the ids of the text before the tree. The last one is the root.
-        depth: the depth of the last level.
+        depth: the number of levels that were drafted, also those that were left out later.
         tokens, parents, depths: by node.
         probs: by node, the estimated probability that its path is accepted: the product of the
             estimates for the tokens on the path.
@@ -167,25 +181,11 @@ class Tree:
         nodes = enumerate(zip(self.depths, self.probs))
         return [node for node, (d, prob) in nodes if d == self.depth and prob >= least]
 
-    def add_level(
-        self,
-        nodes: list[int],
-        tokens: list[list[int]],
-        probs: list[list[float]],
-        exit_layer: int | None,
-        q: Sequence[Tensor] = (),
-    ) -> None:
-        """Give R ``nodes`` of the last level children: the next level.
-
-        Args:
-            tokens: for each of the nodes, the tokens of its children.
-            probs: likewise, the estimated probability that a child is accepted after its parent.
-            exit_layer: which exit proposed them, see ``exit_layers``.
-            q: for each of the nodes, what its children were drawn from (V,); or nothing.
-        """
+    def add_level(self, nodes: list[int], proposal: Proposal, exit_layer: int | None) -> None:
+        """Give R ``nodes`` of the last level the children that an exit proposed: a new level."""
         first = len(self.tokens)
-        for parent, child_tokens, child_probs in zip(nodes, tokens, probs):
-            for token, prob in zip(child_tokens, child_probs):
+        for parent, tokens, probs in zip(nodes, proposal.tokens, proposal.probs):
+            for token, prob in zip(tokens, probs):
                 self.tokens.append(token)
                 self.parents.append(parent)
                 # By rounding, ``prob`` may be above 1. No child is more probable than its parent.
@@ -195,11 +195,11 @@ class Tree:
         self.depths += [self.depth] * count
         self.exit_layers += [exit_layer] * count
         self.ancestors = add_nodes(self.ancestors, self.parents[first:])
-        self.q.update(zip(nodes, q))
+        self.q.update(zip(nodes, proposal.q))
         self.expanded += nodes
 
     def prune(self, kept: list[int]) -> None:
-        """Leave out all nodes but ``kept``, and number these anew. The tree grows no more."""
+        """Leave out all nodes but ``kept``, and number these anew. None of them has a ``q``."""
         if len(kept) == len(self.tokens):
             return
         number = {node: new for new, node in enumerate(kept)}
@@ -209,7 +209,6 @@ class Tree:
         self.probs = [self.probs[node] for node in kept]
         self.exit_layers = [self.exit_layers[node] for node in kept]
         self.ancestors = self.ancestors[kept][:, kept]
-        self.q = {number[node]: q for node, q in self.q.items() if node in number}
         self.expanded = [number.get(node) for node in self.expanded]
 
     def children(self, parent: int) -> list[int]:

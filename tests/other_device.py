@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from s2d.draft import Exit
-from s2d.rules import Prediction
+from s2d.rules import Exit, Prediction
 from s2d.tree import Tree
 
 NAME = "pretend"

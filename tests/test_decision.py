@@ -10,9 +10,10 @@ from helpers import WEIGHTS, assert_refused, program, raises_line, random_llama,
 from s2d import generate
 from s2d.generation import start
 from s2d.mcsd.decision import Decision, fingerprint, load_decision, save_decision
-from s2d.rules import Prediction, Proposal
+from s2d.rules import Prediction
 from s2d.train import __main__ as train
 from s2d.train.decision import collect, fit_decision
+from s2d.tree import Proposal
 
 
 def features_of(decision, logits, hidden=None):

@@ -8,7 +8,7 @@ import torch
 
 from s2d.ngram.datastore import Datastore
 from s2d.ngram.table import FOLLOWERS, ORDER, TableExit, Text, distribution
-from s2d.tree import Tree
+from s2d.tree import Proposal, Tree
 
 
 def documents_of(tokens, end):
@@ -77,7 +77,7 @@ def test_exit_0_predicts_full_rows():
     most, rest = max(distribution([text], context).items(), key=lambda item: item[1]), 0.0
     rest = (1.0 - sum(distribution([text], context).values())) / 9
     assert exit_0.predict(tree, [0]).confidence == pytest.approx(most[1] + rest)
-    tree.add_level([0], [[7, 1, 5]], [[0.5, 0.1, 0.4]], exit_layer=0)
+    tree.add_level([0], Proposal([[7, 1, 5]], [[0.5, 0.1, 0.4]]), exit_layer=0)
     rows = exit_0.predict(tree, [1, 2, 3]).logits.exp()
     for row, token in zip(rows, (7, 1, 5), strict=True):
         known = distribution([text], [*context, token])  # after 1 there is nothing known

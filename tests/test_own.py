@@ -8,8 +8,8 @@ import torch
 from helpers import DEVICE, raises_line, random_llama
 
 from s2d import LayerExit, Prediction, generate, generate_many, start
-from s2d.rules import Greedy, Proposal
-from s2d.tree import FixedShape
+from s2d.rules import Greedy
+from s2d.tree import FixedShape, Proposal
 
 OWN = dict(exits=[4], max_new_tokens=40)
 

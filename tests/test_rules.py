@@ -28,7 +28,7 @@ def error_of(widths, zeros, seed, vocab=3):
             rows = torch.stack([q(tuple(tree.path(node))) for node in nodes])
             drawn = rule.propose(tree, nodes, rows.log(), width)
             assert all(len({*row}) == len(row) for row in drawn.tokens)
-            tree.add_level(nodes, drawn.tokens, drawn.probs, exit_layer=1, q=drawn.q)
+            tree.add_level(nodes, drawn, exit_layer=1)
         paths = [tuple(tree.path(node)) for node in range(len(tree.tokens))]
         logits = torch.stack([p(path) for path in paths]).log()
         accepted, bonus = rule.verify(tree, logits)
@@ -59,7 +59,7 @@ class Coin:
         return best_children(logits.softmax(dim=-1), 1)
 
     def verify(self, tree, logits):
-        return follow(tree, lambda node: logits[node].argmax().item())
+        return follow(tree, logits.argmax(dim=-1).tolist())
 
 
 def test_a_rule_of_ones_own():

@@ -10,14 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from s2d import decoder, draft, generate
 from s2d.mask import positions_and_mask
-from s2d.tree import GrowingShape, Tree
+from s2d.tree import GrowingShape, Proposal, Tree
 
 
 def test_no_child_is_sent_without_its_parent():
     """Not even if a rule's estimate is, by rounding, above 1."""
     tree = Tree([1])
     for node in range(4):
-        tree.add_level([node], [[5]], [[1.0 + 1e-7]], exit_layer=1)
+        tree.add_level([node], Proposal([[5]], [[1.0 + 1e-7]]), exit_layer=1)
     tree.prune(GrowingShape(top_k=1, depth=4, size=2).sent(tree.probs))
     assert tree.parents == [-1, 0, 1]
 
@@ -26,8 +26,9 @@ def test_a_growing_tree_may_expand_more_nodes_than_it_sends():
     """Some that were expanded are less probable than what came later; caches must hold them."""
     shape = GrowingShape(top_k=8, depth=3, size=8)
     tree = Tree([1])
-    tree.add_level([0], [[*range(8)]], [[0.93, *[0.01] * 7]], exit_layer=1)
-    tree.add_level([*range(1, 9)], [[*range(8)]] * 8, [[0.12] * 8] * 8, exit_layer=1)
+    tree.add_level([0], Proposal([[*range(8)]], [[0.93, *[0.01] * 7]]), exit_layer=1)
+    level = Proposal([[*range(8)]] * 8, [[0.12] * 8] * 8)
+    tree.add_level([*range(1, 9)], level, exit_layer=1)
     tree.expanded += shape.frontier(tree.leaves(0.0), tree.probs)
     assert shape.size < len(tree.expanded) - 1 == 16 <= shape.capacity
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..model import Drafting, LlamaConfig
-from ..options import default_thresholds
+from ..options import THRESHOLD
 from .files import read_json
 
 
@@ -195,6 +195,11 @@ def read_drafting(raw: dict[str, Any], layers: int) -> Drafting | None:
     length = number(raw, "draft_length", Drafting.length)
     stop = float(raw.get("draft_stop", Drafting.stop))
     return Drafting(exits, thresholds, length, stop, tree)
+
+
+def default_thresholds(count: int) -> tuple[float, ...]:
+    """Thresholds of so many exits; the last one always drafts."""
+    return (THRESHOLD,) * (count - 1) + (0.0,)
 
 
 def refuse_other_size(draft_config: LlamaConfig, vocab_size: int) -> None:

@@ -15,18 +15,10 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from ..draft import SortedDraft
-from ..rules import (
-    Prediction,
-    Proposal,
-    Rejection,
-    Rule,
-    SharedNoise,
-    best_children,
-    residual,
-    without,
-)
+from ..options import Options, Plan
+from ..rules import Prediction, Rejection, Rule, SharedNoise, best_children, residual, without
 from ..sampling import Draws, warp
-from ..tree import FixedShape, Tree
+from ..tree import FixedShape, Proposal, Tree
 
 V = 3  # tokens of the vocabulary
 TEMPERATURE = 0.6
@@ -132,12 +124,13 @@ def measure(make_rule: Callable[[Draws], Rule], widths: tuple[int, ...]) -> Meas
 
     def step(draws: EveryOutcome) -> list[int]:
         rule = make_rule(draws)
-        drafter = SortedDraft(V, [MadeUpExit()], [0.0], FixedShape(widths), stop=0.0)
+        drafter = SortedDraft(V, [MadeUpExit()], plan)
         tree = drafter.grow(Tree([0]), len(widths), rule)
         paths = [tuple(tree.path(node)) for node in range(len(tree.tokens))]
         accepted, bonus = rule.verify(tree, torch.stack([target_after(path) for path in paths]))
         return [tree.tokens[node] for node in accepted] + [bonus]
 
+    plan = Plan(Options(), "mcsd", (), (0.0,), FixedShape(widths), stop=0.0)
     found = torch.zeros(V, V, dtype=torch.float64)
     mean = 0.0
     is_exact = True
@@ -258,8 +251,7 @@ class BestRatioFirst(Rejection):
     """of several children, the one with the largest p / q is tested first"""
 
     def test_children(self, children: Nodes, tokens: list[int], p: Tensor, q: Tensor) -> Tested:
-        ratio = p / q
-        ranked = sorted(children, key=lambda child: -ratio[tokens[child]].item())
+        ranked = sorted(children, key=lambda child: -(p / q)[tokens[child]].item())
         return super().test_children(ranked, tokens, p, q)
 
 

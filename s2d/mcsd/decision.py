@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from ..checkpoint.files import staged
 from ..model import Llama
-from ..rules import Prediction, Proposal
+from ..rules import Prediction
+from ..tree import Proposal
 
 
 class Decision(nn.Module):

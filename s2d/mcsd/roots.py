@@ -17,9 +17,9 @@ from ..decoder import Decoder
 from ..draft import SortedDraft
 from ..model import Llama
 from ..options import Plan
-from ..rules import Greedy, Proposal, Rejection, Rule, without
+from ..rules import Greedy, Rejection, Rule, without
 from ..sampling import warp
-from ..tree import Tree
+from ..tree import Proposal, Tree
 
 
 class RootsDecoder(Decoder):
@@ -45,7 +45,7 @@ class RootsDecoder(Decoder):
         if not self.roots:
             return tree
         n = len(self.context)
-        tree.add_level([0], [self.roots], [[1.0] * len(self.roots)], exit_layer=None)
+        tree.add_level([0], Proposal([self.roots], [[1.0] * len(self.roots)]), exit_layer=None)
         # No bonus token needs a position, and the first level costs the draft nothing.
         depth = min(self.plan.shape.depth, self.limit - n, self.drafter.max_positions - n + 1)
         return self.drafter.grow(tree, depth, self.rule)

@@ -15,9 +15,9 @@ from torch import Tensor
 from ..checkpoint.tokenizer import TextStream, Tokenizer
 from ..cli.colors import Color
 from ..decoder import Decoder
-from ..draft import Exit, LayerExit
+from ..draft import LayerExit
 from ..mcsd.roots import LongestPath, RootsDecoder
-from ..rules import Prediction, Rejection, Sampled, SharedNoise, residual, without
+from ..rules import Exit, Prediction, Rejection, Sampled, SharedNoise, residual, without
 from ..sampling import Draws, warp
 from ..stats import Step
 from ..tree import Tree

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..checkpoint.config import default_thresholds
 from ..model import Llama
-from ..options import default_thresholds
 from ..soft import exit_states
 from .data import Rows
 from .fsdp import Divided
