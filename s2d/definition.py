@@ -11,7 +11,7 @@ noise that is 1 everywhere, and p is at temperature 1.
 
 The fast code differs from this definition in two ways: it drafts nothing in its first step if the
 prompt has more than 256 tokens (``mask.MAX_UNREAD``), and nothing beyond the positions of the draft
-model. Exit 0 and rejection sampling are not defined here.
+model. Exit 0, rejection sampling, improved MCSD and stop strings are not defined here.
 """
 
 from collections.abc import Iterator

@@ -49,7 +49,11 @@ RANGES = {
     "draft_length": (Integral, 1, MAX_NODES),
 }
 # What an object has to have that is given for an option.
-MEMBERS = {"stop_at": "begin", "decision": "estimate", "datastore": "followers"}
+MEMBERS = {
+    "stop_at": ("begin", "cut"),
+    "decision": ("estimate", "threshold", "prepare_for"),
+    "datastore": ("followers", "doubts"),
+}
 
 
 @dataclass(frozen=True)
@@ -138,11 +142,12 @@ class Options:
 
         ``config`` is the draft model's. Without one, exit 0 drafts alone.
         """
-        for name, member in MEMBERS.items():
+        for name, members in MEMBERS.items():
             value = getattr(self, name)
-            is_class = isinstance(value, type)
-            if value is not None and (is_class or not hasattr(value, member)):
-                raise ValueError(f"{name} is an object with {member!r}, not {short(value)}")
+            has_all = all(hasattr(value, member) for member in members)
+            if value is not None and (isinstance(value, type) or not has_all):
+                words = ", ".join(members)
+                raise ValueError(f"{name} is an object with {words}, not {short(value)}")
         if self.method == "ar":
             alone = replace(self, init="draft", decision=None)
             return Plan(alone, "ar", exits=(), thresholds=(), shape=FixedShape(()), stop=0.0)

@@ -1,7 +1,7 @@
 """What exits, rules and shapes have to keep to: a ValueError names the promise that is broken.
 
-Each function is called at the one place where such an object answers. None of them looks at values
-on a GPU, which would have to be waited for.
+Each function is called where such an object answers. None of them looks at values on a GPU, which
+would have to be waited for.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ def check_frontier(nodes: list[int], leaves: list[int]) -> None:
 
 
 def check_prediction(logits: Tensor, confidence: float, rows: int, vocab_size: int) -> None:
-    """An exit predicts a row of finite logits for each node, and is as sure as a number says."""
+    """An exit predicts a row of logits for each node, and its confidence is a number."""
     shape = tuple(logits.shape)
     if shape != (rows, vocab_size) or not logits.is_floating_point():
         expected = f"floats of shape {(rows, vocab_size)}"

@@ -292,7 +292,7 @@ WRONG = {
     "unknown method 'x'": dict(method="x"),
     "max_new_tokens: expected a whole number from 1": dict(max_new_tokens=0),
     "exits: expected a list, not 4": dict(exits=4),
-    "stop_at is an object with 'begin'": dict(stop_at=["User:"]),
+    "stop_at is an object with begin, cut": dict(stop_at=["User:"]),
     "exits .5.: the draft has 4 layers": dict(exits=[5]),
     "exits must increase": dict(exits=[2, 1]),
     "2 exits, but 1 thresholds": dict(exits=[1, 2], thresholds=[0.5]),
