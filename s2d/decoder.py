@@ -110,8 +110,9 @@ class Decoder:
         """The accepted nodes of ``tree``, and their tokens with the bonus token after them."""
         if not logits.sum(dtype=torch.float32).isfinite():  # a GPU is waited for here
             raise ValueError("the target's logits are not finite: damaged weights, or overflow")
-        accepted, bonus = self.rule.verify(tree, logits)
-        check_verified(accepted, bonus, tree, logits.shape[1])
+        found = self.rule.verify(tree, logits)
+        check_verified(found, tree, logits.shape[1])
+        accepted, bonus = found
         return accepted, [tree.tokens[node] for node in accepted] + [bonus]
 
     def roll_back(self, tree: Tree, accepted: list[int]) -> None:

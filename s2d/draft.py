@@ -40,6 +40,10 @@ class LayerExit:
     """
 
     def __init__(self, model: Llama, previous: "LayerExit | None", exit_layer: int) -> None:
+        if exit_layer not in range(1, model.config.num_hidden_layers + 1):
+            raise ValueError(
+                f"a draft of {model.config.num_hidden_layers} layers has no {exit_layer}"
+            )
         self.model = model
         self.previous = previous
         self.exit_layer = exit_layer
@@ -49,6 +53,8 @@ class LayerExit:
 
     def start(self, capacity: int) -> None:
         """As the protocol says; ValueError if this exit has drafted another answer."""
+        if self.previous is not None and self.previous.cache is None:
+            raise ValueError(f"exit {self.exit_layer} goes on from an exit that is not before it")
         if self.cache is not None:
             raise ValueError(f"exit {self.exit_layer} is for one answer: make another LayerExit")
         self.cache = self.model.new_cache(capacity, self.first_layer, self.exit_layer)
@@ -115,8 +121,8 @@ class SortedDraft:
         """Add levels to ``tree`` down to ``depth``, and leave out what the shape does not send."""
         while tree.depth < depth:
             leaves = tree.leaves(self.plan.stop)
-            nodes = self.plan.shape.frontier(leaves, tree.probs)
-            check_frontier(nodes, leaves)
+            nodes = self.plan.shape.frontier(list(leaves), list(tree.probs))
+            check_frontier(nodes, leaves, self.plan.shape.capacity + 1 - len(tree.expanded))
             if not nodes:
                 break
             exit_, prediction = self.choose_exit(tree, nodes)
@@ -124,11 +130,11 @@ class SortedDraft:
                 break
             width = self.plan.shape.width(tree.depth)
             proposal = rule.propose(tree, nodes, prediction.logits, width)
-            check_proposal(proposal.tokens, len(nodes), width, self.vocab_size)
             proposal = proposal._replace(probs=self.estimate(prediction, proposal))
+            check_proposal(proposal, len(nodes), width, self.vocab_size)
             tree.add_level(nodes, proposal, exit_.exit_layer)
         sent = self.plan.shape.sent(tree.probs)
-        check_sent(sent, tree)
+        check_sent(sent, tree, self.plan.shape.capacity)
         tree.prune(sent)
         return tree
 
@@ -141,7 +147,7 @@ class SortedDraft:
             prediction = exit_.predict(tree, nodes)
             if prediction is None:
                 continue
-            check_prediction(prediction.logits, prediction.confidence, len(nodes), self.vocab_size)
+            check_prediction(prediction, len(nodes), self.vocab_size)
             if prediction.confidence > threshold:
                 break  # the layers after this exit are not run
         return exit_, prediction

@@ -51,11 +51,14 @@ def start(
     **options: Any,
 ) -> Decoder:
     """As ``generate``, but no step is made yet: iterate over the Decoder that is returned."""
-    asked = make_options(method=method, **options)
+    return make_decoder(target, tokens, draft, make_plan(draft, method=method, **options))
+
+
+def make_plan(draft: Llama | None, **options: Any) -> Plan:
+    """What is decided for a ``draft``, from options by their names."""
     if not isinstance(draft, Llama | None):
         raise ValueError(f"the draft is a model of load_model, not {short(draft)}")
-    plan = asked.plan(None if draft is None else draft.config)
-    return make_decoder(target, tokens, draft, plan)
+    return make_options(**options).plan(None if draft is None else draft.config)
 
 
 def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, plan: Plan) -> Decoder:

@@ -17,6 +17,7 @@ where each part of the method is from. The setting of the S2D paper is ``rule="r
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from itertools import islice
 from math import inf
 from numbers import Integral, Real
 from operator import index
@@ -116,12 +117,12 @@ class Options:
             object.__setattr__(self, name, int(value) if kind is Integral else float(value))
         if 0 < self.temperature < 1e-6:
             raise ValueError(f"temperature: expected 0, or at least 1e-6, not {self.temperature}")
-        if self.method not in (None, *METHODS):
-            raise ValueError(f"unknown method {self.method!r}; expected {', '.join(METHODS)}")
-        if self.rule not in ("noise", "rejection") and not is_object(self.rule, Rule):
+        if self.method is not None and not is_one_of(self.method, METHODS):
+            raise ValueError(f"unknown method {short(self.method)}; expected {', '.join(METHODS)}")
+        if not is_one_of(self.rule, ("noise", "rejection")) and not is_object(self.rule, Rule):
             raise ValueError(f"rule is 'noise', 'rejection' or a Rule, not {short(self.rule)}")
-        if self.init not in ("draft", "target"):
-            raise ValueError(f"init is 'draft' or 'target', not {self.init!r}")
+        if not is_one_of(self.init, ("draft", "target")):
+            raise ValueError(f"init is 'draft' or 'target', not {short(self.init)}")
         if self.tree is not None and self.draft_length is not None:
             raise ValueError("a tree has its own depth; give tree or draft_length, not both")
         for name in ("exits", "thresholds"):
@@ -207,7 +208,7 @@ class Options:
             shape = self.tree
         elif self.tree is not None:
             try:
-                shape = FixedShape(tuple(map(index, self.tree)))
+                shape = FixedShape(tuple(map(index, islice(self.tree, MAX_NODES + 1))))
             except TypeError:
                 words = "a tree is a list of widths or a Shape"
                 raise ValueError(f"{words}, not {short(self.tree)}") from None
@@ -245,6 +246,10 @@ class Plan:
         """What was decided, in the place of what was asked, by the names of the options."""
         decided = {"method": self.method, "exits": self.exits, "thresholds": self.thresholds}
         return vars(self.asked) | decided | {"tree": self.shape, "stop": self.stop}
+
+
+def is_one_of(value: Any, names: Sequence[str]) -> bool:
+    return isinstance(value, str) and value in names
 
 
 def is_object(value: Any, protocol: type) -> bool:

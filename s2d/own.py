@@ -6,32 +6,40 @@ would have to be waited for.
 
 from typing import Any
 
-from torch import Tensor
-
-from .tree import Shape, Tree
+from .rules import Prediction
+from .tree import GrowingShape, Proposal, Shape, Tree
 
 MAX_NODES = 1024  # of a tree: its mask takes this number squared
 
 
 def check_shape(shape: Shape) -> None:
     """A shape has a depth, a width for each level, and a capacity: whole numbers within bounds."""
-    for number in (shape.depth, shape.capacity):
-        if type(number) is not int or not 1 <= number <= MAX_NODES:
-            raise ValueError(f"a tree has 1 to {MAX_NODES} nodes, which {short(shape)} has not")
-    for depth in range(shape.depth):
-        width = shape.width(depth)
-        if type(width) is not int or width < 1:
-            raise ValueError(f"a node has 1 or more children, not {short(width)}: {short(shape)}")
+    sizes = [shape.depth]
+    if isinstance(shape, GrowingShape):
+        sizes += [shape.top_k, shape.size]
+    if all(is_count(size) for size in sizes):
+        sizes += [shape.capacity, *(shape.width(depth) for depth in range(shape.depth))]
+    if not all(is_count(size) for size in sizes):
+        raise ValueError(f"a tree has 1 to {MAX_NODES} nodes, which {short(shape)} has not")
 
 
-def check_frontier(nodes: list[int], leaves: list[int]) -> None:
-    """A shape gives children to some of the leaves, in ascending order."""
-    if [leaf for leaf in leaves if leaf in nodes] != nodes:
+def is_count(number: Any) -> bool:
+    return type(number) is int and 1 <= number <= MAX_NODES
+
+
+def check_frontier(nodes: list[int], leaves: list[int], room: int) -> None:
+    """A shape gives children to some of the leaves, in ascending order, and to ``room`` at most."""
+    if type(nodes) is not list or [leaf for leaf in leaves if leaf in nodes] != nodes:
         raise ValueError(f"a frontier is some of {short(leaves)} in order, not {short(nodes)}")
+    if len(nodes) > room:
+        raise ValueError("a shape has more nodes than its capacity")
 
 
-def check_prediction(logits: Tensor, confidence: float, rows: int, vocab_size: int) -> None:
+def check_prediction(prediction: Prediction, rows: int, vocab_size: int) -> None:
     """An exit predicts a row of logits for each node, and its confidence is a number."""
+    if not isinstance(prediction, Prediction):
+        raise ValueError(f"an exit returns a Prediction, not {short(prediction)}")
+    logits, confidence, _ = prediction
     shape = tuple(logits.shape)
     if shape != (rows, vocab_size) or not logits.is_floating_point():
         expected = f"floats of shape {(rows, vocab_size)}"
@@ -41,10 +49,11 @@ def check_prediction(logits: Tensor, confidence: float, rows: int, vocab_size: i
         raise ValueError(f"an exit's confidence is {short(confidence)}: {words}")
 
 
-def check_proposal(tokens: list[list[int]], rows: int, width: int, vocab_size: int) -> None:
-    """A rule proposes, for each node, at most ``width`` different tokens of the vocabulary."""
-    if len(tokens) != rows:
-        raise ValueError(f"a rule proposes children for {rows} nodes, not {len(tokens)}")
+def check_proposal(proposal: Proposal, rows: int, width: int, vocab_size: int) -> None:
+    """A rule proposes, for each node, at most ``width`` different tokens, each with an estimate."""
+    tokens, probs, _ = proposal
+    if len(tokens) != rows or [len(row) for row in tokens] != [len(row) for row in probs]:
+        raise ValueError(f"a rule proposes tokens and estimates for {rows} nodes, as many of each")
     for row in tokens:
         are_tokens = all(type(token) is int and 0 <= token < vocab_size for token in row)
         if not are_tokens or len(row) > width or len(set(row)) < len(row):
@@ -52,24 +61,28 @@ def check_proposal(tokens: list[list[int]], rows: int, width: int, vocab_size: i
             raise ValueError(f"a rule proposes {expected}, not {short(row)}")
 
 
-def check_sent(nodes: list[int], tree: Tree) -> None:
+def check_sent(nodes: list[int], tree: Tree, capacity: int) -> None:
     """A shape sends nodes in ascending order: the root, and others with their parents.
 
-    Children that were drawn are all sent (``rules.Rejection``).
+    Children that were drawn are all sent (``rules.Rejection``), and so is the target's own choice.
     """
     count = len(tree.tokens)
-    if nodes == list(range(count)):
-        return
-    kept = set(nodes)
-    ascending = nodes == sorted(kept) and nodes[:1] == [0] and nodes[-1] < count
+    kept = set(nodes) if type(nodes) is list else set()
+    ascending = kept and nodes == sorted(kept) and nodes[0] == 0 and nodes[-1] < count
     if not ascending or not all(tree.parents[node] in kept for node in nodes[1:]):
         raise ValueError(f"nodes are sent in their order, with their parents: not {short(nodes)}")
-    if tree.q:
+    if len(nodes) > capacity + 1:
+        raise ValueError("a shape has more nodes than its capacity")
+    is_chosen = count > 1 and tree.exit_layers[1] is None  # by the target
+    if len(nodes) < count and (tree.q or (is_chosen and 1 not in kept)):
         raise ValueError("a shape leaves out nodes that a rule has drawn")
 
 
-def check_verified(accepted: list[int], bonus: int, tree: Tree, vocab_size: int) -> None:
+def check_verified(found: tuple[list[int], int], tree: Tree, vocab_size: int) -> None:
     """A rule accepts a path from the root down, and the bonus is a token of the vocabulary."""
+    if type(found) is not tuple or len(found) != 2 or type(found[0]) is not list:
+        raise ValueError(f"a rule verifies to (accepted nodes, bonus token), not {short(found)}")
+    accepted, bonus = found
     parent = 0
     for node in accepted:
         if node not in range(1, len(tree.tokens)) or tree.parents[node] != parent:

@@ -9,7 +9,7 @@ from helpers import DEVICE, raises_line, random_llama
 
 from s2d import LayerExit, Prediction, generate, generate_many, start
 from s2d.rules import Greedy
-from s2d.tree import FixedShape, Proposal
+from s2d.tree import FixedShape, GrowingShape, Proposal
 
 OWN = dict(exits=[4], max_new_tokens=40)
 
@@ -64,8 +64,37 @@ def test_a_shape_may_not_leave_out_what_was_drawn(target):
 
 
 def test_sizes_of_shapes(target):
-    for tree in (FixedShape((2.5,)), FixedShape((2, 0)), FixedShape((10**9,) * 3)):
-        refused(target, "a tree has 1 to 1024 nodes|a node has 1 or more", tree=tree)
+    for tree in (
+        FixedShape((2.5,)),
+        FixedShape((2, 0)),
+        FixedShape((10**9,) * 3),
+        GrowingShape(2, 3, 0),
+        GrowingShape(1, 10**9, 5),
+        [2] * 10**6,
+        range(1, 10**8),
+    ):
+        refused(target, "a tree has 1 to 1024 nodes", tree=tree)
+
+    class Large(FixedShape):
+        capacity = 1
+
+    refused(target, "more nodes than its capacity", tree=Large((3, 3)))
+
+
+def test_a_shape_may_not_leave_out_the_targets_choice(target):
+    class Own(FixedShape):
+        def sent(self, probs):
+            return [0]
+
+    refused(target, "leaves out nodes that a rule has drawn", tree=Own((1, 1)), init="target")
+
+
+def test_as_many_estimates_as_tokens(target):
+    class Own(Greedy):
+        def propose(self, tree, nodes, logits, count):
+            return super().propose(tree, nodes, logits, count)._replace(probs=[[]] * len(nodes))
+
+    refused(target, "tokens and estimates for 1 nodes, as many of each", rule=Own())
 
 
 ACCEPTED = {
@@ -163,6 +192,10 @@ def test_a_prompt_that_fails_within_a_step_does_not_take_others_along():
     answers = generate_many(target, [[3, 1], [29, 1], [4, 2]], max_new_tokens=5)
     assert next(answers).tokens == expected
     raises_line(next, ValueError, "prompt 1: the target's logits are not finite", answers)
+    draft = random_llama(2)
+    draft.lm_head.weight.data.fill_(math.nan)
+    answers = generate_many(target, [[3, 1], [4, 2]], draft, max_new_tokens=5)
+    raises_line(next, ValueError, "prompt 0: an exit's confidence is nan", answers)
 
 
 KINDS = {

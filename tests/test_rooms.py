@@ -13,7 +13,7 @@ from helpers import ROOT
 
 PACKAGE = ROOT / "s2d"
 # A file imports only files before it.
-FRONT = "devices cache model mask tree own sampling rules options draft stats decoder".split()
+FRONT = "devices cache model mask tree sampling rules own options draft stats decoder".split()
 FRONT += "generation soft definition".split()
 # A room imports the front, and only rooms before it.
 ROOMS = "checkpoint ngram mcsd speed pair cli train trace lesson bench".split()

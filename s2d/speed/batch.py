@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..decoder import Decoder
-from ..generation import make_decoder
+from ..generation import make_decoder, make_plan
 from ..model import Llama, attention
-from ..options import Plan, make_options
+from ..options import Plan
 from ..stats import Generation, Step
 from ..tree import Tree
 
@@ -39,7 +39,7 @@ def generate_many(
     one object for all prompts, so it must keep nothing between calls. Raises what ``generate``
     raises; the answers before a prompt that cannot be run are yielded first.
     """
-    plan = make_options(method=method, **options).plan(None if draft is None else draft.config)
+    plan = make_plan(draft, method=method, **options)
     for number, result in enumerate(decode_many(target, prompts, draft, plan, batch)):
         if isinstance(result, ValueError):
             raise ValueError(f"prompt {number}: {result}")
@@ -97,11 +97,11 @@ def run_step(target: Llama, active: dict[int, Decoder]) -> dict[int, Generation 
             step.target_seconds = scored - drafted
             try:
                 step.accepted, step.tokens = decoder.verify(step.tree, logits)
+                decoder.roll_back(step.tree, step.accepted)
+                decoder.emit(step)
             except ValueError as error:
                 results[index] = error
                 continue
-            decoder.roll_back(step.tree, step.accepted)
-            decoder.emit(step)
             step.seconds = time.perf_counter() - began
             decoder.stats.add(step)
             if decoder.ended:
@@ -117,6 +117,8 @@ def run_together(target: Llama, decoders: list[Decoder], trees: list[Tree]) -> l
     Each prompt attends to its own cache, with its own mask. In the shape comments, T counts the new
     positions of all prompts.
     """
+    if not trees:  # all have failed
+        return []
     caches = [decoder.cache for decoder in decoders]
     inputs = [decoder.inputs(tree) for decoder, tree in zip(decoders, trees)]
     tokens, positions, masks = zip(*inputs)

@@ -48,7 +48,7 @@ class NotedExit:
         prediction = self.inner.predict(tree, nodes)
         confidence = 0.0 if prediction is None else prediction.confidence
         self.asked[tree.depth + 1].append((self.exit_layer, short(confidence)))
-        if isinstance(self.inner, LayerExit):
+        if isinstance(self.inner, LayerExit) and prediction is not None:
             probs = warp(prediction.logits, temperature=1.0).cpu()
             for node, row in zip(nodes, probs):
                 self.said[tuple(tree.path(node))].append((self.exit_layer, row))
@@ -158,7 +158,7 @@ class Recorder:
         children = tree.children(node)
         bonus = [] if accepted is not None else step.tokens[len(step.accepted) :]
         note = ""
-        if accepted is None and not bonus and self.decoder.ended in ("eos", "stop_at"):
+        if accepted is None and not bonus and self.decoder.ended:
             note = "The answer has ended before this position."
             children = []
         elif accepted is None and not bonus:  # a RootsDecoder's
