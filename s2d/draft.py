@@ -41,9 +41,7 @@ class LayerExit:
 
     def __init__(self, model: Llama, previous: "LayerExit | None", exit_layer: int) -> None:
         if exit_layer not in range(1, model.config.num_hidden_layers + 1):
-            raise ValueError(
-                f"a draft of {model.config.num_hidden_layers} layers has no {exit_layer}"
-            )
+            raise ValueError(f"the draft has no layer {exit_layer}")
         self.model = model
         self.previous = previous
         self.exit_layer = exit_layer

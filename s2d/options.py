@@ -153,7 +153,7 @@ class Options:
             alone = replace(self, init="draft", decision=None)
             return Plan(alone, "ar", exits=(), thresholds=(), shape=FixedShape(()), stop=0.0)
         is_table = self.exits == (0,) or (self.exits is None and config is None)
-        drafting = NGRAM_ALONE if is_table else default_drafting(config)
+        drafting = default_drafting(None if is_table else config)
         method = self.method
         if method is None:
             method = "s2d-tree" if is_table and self.draft_length is None else "s2d"
@@ -165,9 +165,7 @@ class Options:
             raise ValueError(f"exits must increase, not {numbers}")
         layers = 0 if config is None else config.num_hidden_layers
         if numbers and not 0 <= numbers[0] <= numbers[-1] <= layers:
-            draft = (
-                "there is no draft model" if config is None else f"the draft has {layers} layers"
-            )
+            draft = f"the draft has {layers} layers" if layers else "there is no draft model"
             raise ValueError(f"exits {numbers}: {draft}")
         if self.datastore is not None and 0 not in exits:
             raise ValueError("a datastore is what exit 0 reads, which is not among the exits")

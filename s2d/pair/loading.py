@@ -71,12 +71,13 @@ def choose_pair(
         from ..mcsd.decision import load_decision
 
         options = replace(options, decision=load_decision(options.decision))
-    tokenizer = Tokenizer(folder.path, vocab_size)
     plan = options.plan(None if found.draft is None else found.draft.config)
     if found.draft is not None:
         refuse_other_size(found.draft.config, vocab_size)
-        if not found.draft.path.samefile(folder.path):
-            tell_other_tokenizer(found.draft.path, tokenizer)
+    # After all other checks, as transformers takes seconds to import.
+    tokenizer = Tokenizer(folder.path, vocab_size)
+    if found.draft is not None and not found.draft.path.samefile(folder.path):
+        tell_other_tokenizer(found.draft.path, tokenizer)
     return Choice(folder, found, plan, tokenizer)
 
 
