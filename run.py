@@ -96,11 +96,10 @@ from s2d import StopStrings
 from s2d.checkpoint import placement
 from s2d.checkpoint.files import read_text, refuse_existing
 from s2d.checkpoint.notices import tell
-from s2d.cli.colors import Color, color_exits
 from s2d.cli.conversation import encode, hold_conversation
-from s2d.cli.terminal import Streamed, as_json, compare_speed, report, show
+from s2d.cli.terminal import as_json, compare_speed, exit_colors, report, show, stream
 from s2d.generation import make_decoder
-from s2d.options import Options, default_drafting
+from s2d.options import Options
 from s2d.pair.loading import Pair, choose_pair, load_chosen
 from s2d.pair.names import MINIATURE_PROMPTS, miniature_note
 from s2d.speed.batch import decode_many
@@ -117,18 +116,14 @@ def run(arguments: list[str] | None) -> int:
     join_processes()
     if args.trace is not None:
         refuse_existing(args.trace)
-        if not args.trace.parent.is_dir():
-            raise FileNotFoundError(f"there is no folder for {args.trace}")
     if args.prompts or args.examples:
         lines = read_lines(args)
         return answer_lines(lines, args, load(args))
     pair = load(args)
-    own = default_drafting(pair.draft.config).exits if pair.draft else ()
-    colors = color_exits(own=own, used=pair.plan.exits)
     if args.interactive:
-        hold_conversation(args, pair, colors)
+        hold_conversation(args, pair)
     else:
-        answer_prompt(args, pair, colors)
+        answer_prompt(args, pair)
     return 0
 
 
@@ -175,7 +170,7 @@ def load(args: Namespace) -> Pair:
     return pair
 
 
-def answer_prompt(args: Namespace, pair: Pair, colors: dict[int, Color]) -> None:
+def answer_prompt(args: Namespace, pair: Pair) -> None:
     """Answer one prompt, as a text that comes or as JSON; with --trace as a page as well."""
     text = args.prompt
     if text is None:
@@ -191,16 +186,13 @@ def answer_prompt(args: Namespace, pair: Pair, colors: dict[int, Color]) -> None
 
         draft = pair.found.draft
         names = {"target": pair.folder.path.name, "draft": draft and draft.path.name}
-        recorder = Recorder(pair.tokenizer, decoder, names, colors)
+        recorder = Recorder(pair.tokenizer, decoder, names, exit_colors(pair))
         steps = recorder.record()
-    streamed = Streamed(pair.tokenizer, colors, args.stop_strings)
-    try:
-        for step in steps:
-            if not args.json:
-                streamed.add(step)
-    finally:  # Ctrl-C ends the line as well
-        if not args.json:
-            streamed.finish()
+    if args.json:
+        for _ in steps:
+            pass
+    else:
+        stream(steps, pair, args.stop_strings)
     answer = decoder.result()
     if args.trace is not None:
         from_rank_0(lambda: write_page(recorder.data(), args.trace))
@@ -208,8 +200,7 @@ def answer_prompt(args: Namespace, pair: Pair, colors: dict[int, Color]) -> None
     if args.json:
         show(as_json(answer, args, pair, prompt=text))
         return
-    legend = streamed.colors if sys.stderr.isatty() else {}
-    print(f"\n{report(answer, legend, pair.target.dtype)}", file=sys.stderr)
+    print(f"\n{report(answer, pair)}", file=sys.stderr)
     # A comparison takes ten more answers. Without --compare, it is made for the example only.
     if args.compare or (args.prompt is None and args.method != "ar"):
         print(compare_speed(pair, prompt, answer), file=sys.stderr)

@@ -32,7 +32,6 @@ from .sampling import warp
 from .tree import FixedShape, GrowingShape, Shape
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
-MAX_GROWN = 8192  # nodes of a growing tree before it is cut: its ancestor matrix takes their square
 MCSD_TREE = (4, 2, 2, 1)  # the k-config of arXiv 2401.06706
 THRESHOLD = 0.5  # of an exit without a threshold in config.json: the published one
 # Exit 0 before exits with layers, which know more: tuned on miniatures (end of bench/README.md).
@@ -171,6 +170,7 @@ class Options:
             raise ValueError("a datastore is what exit 0 reads, which is not among the exits")
         thresholds = self.choose_thresholds(exits, drafting)
         shape = self.choose_shape(method, drafting)
+        check_shape(shape)
         is_chain = isinstance(shape, FixedShape) and max(shape.widths) == 1
         stop = drafting.stop if is_chain or is_table else 0.0
         if self.decision is not None:
@@ -200,24 +200,20 @@ class Options:
         return (*thresholds, 0.0)  # the last exit always drafts
 
     def choose_shape(self, method: str, drafting: Drafting) -> Shape:
-        """The shape that is asked for, or the method's; ValueError if it is empty or too large."""
-        shape: Shape = FixedShape((1,) * (self.draft_length or drafting.length))
+        """The shape that is asked for, or the method's."""
         if is_object(self.tree, Shape):
-            shape = self.tree
-        elif self.tree is not None:
+            return self.tree
+        if self.tree is not None:
             try:
-                shape = FixedShape(tuple(map(index, islice(self.tree, MAX_NODES + 1))))
+                return FixedShape(tuple(map(index, islice(self.tree, MAX_NODES + 1))))
             except TypeError:
                 words = "a tree is a list of widths or a Shape"
                 raise ValueError(f"{words}, not {short(self.tree)}") from None
-        elif self.draft_length is None and method == "mcsd":
-            shape = FixedShape(MCSD_TREE)
-        elif self.draft_length is None and method == "s2d-tree":
-            shape = GrowingShape(*drafting.tree)
-        check_shape(shape)
-        if isinstance(shape, GrowingShape) and shape.top_k**2 * shape.depth > MAX_GROWN:
-            raise ValueError(f"a growing tree grows to at most {MAX_GROWN} nodes, unlike {shape}")
-        return shape
+        if self.draft_length is None and method == "mcsd":
+            return FixedShape(MCSD_TREE)
+        if self.draft_length is None and method == "s2d-tree":
+            return GrowingShape(*drafting.tree)
+        return FixedShape((1,) * (self.draft_length or drafting.length))
 
     def distribution(self, logits: Tensor) -> Tensor:
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.

@@ -10,6 +10,7 @@ from .rules import Prediction
 from .tree import GrowingShape, Proposal, Shape, Tree
 
 MAX_NODES = 1024  # of a tree: its mask takes this number squared
+MAX_GROWN = 8192  # nodes of a growing tree before it is cut: its ancestor matrix takes their square
 
 
 def check_shape(shape: Shape) -> None:
@@ -21,6 +22,8 @@ def check_shape(shape: Shape) -> None:
         sizes += [shape.capacity, *(shape.width(depth) for depth in range(shape.depth))]
     if not all(is_count(size) for size in sizes):
         raise ValueError(f"a tree has 1 to {MAX_NODES} nodes, which {short(shape)} has not")
+    if isinstance(shape, GrowingShape) and shape.top_k**2 * shape.depth > MAX_GROWN:
+        raise ValueError(f"a growing tree grows to at most {MAX_GROWN} nodes, unlike {shape}")
 
 
 def is_count(number: Any) -> bool:

@@ -214,7 +214,7 @@ def test_a_page_is_written_besides_the_answer(tmp_path, capsys):
     out, error = capsys.readouterr()
     assert page.is_file() and f"\nwrote {page}\n" in error and re.search("\nspeed .* times", error)
     assert out == "The capital of Tadastan is Vorbiburg.\n"
-    for path in (page, tmp_path / "nowhere/page.html"):
+    for path in (page, page / "page.html"):
         refuses(run.main, capsys, str(path), *line, "--trace", path)
 
 

@@ -6,12 +6,11 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-import torch
 from helpers import nearly_equal
 
 from s2d.cli import terminal
-from s2d.cli.colors import COLORS, color_exits
-from s2d.cli.terminal import Streamed, compare_speed, report
+from s2d.cli.colors import COLORS
+from s2d.cli.terminal import compare_speed, report, stream
 from s2d.generation import start
 from s2d.options import Options
 
@@ -23,22 +22,25 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypa
     prompt = tokenizer.encode_chat([QUESTION])
     generation = start(mini("mini-7b"), prompt, mini("mini-draft"), exits=exits)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    colors = color_exits(own=(2, 3, 4), used=exits)  # as the draft lists its exits
-    expected_colors = dict(zip((2, 3, 4, 0), COLORS))
-    assert Streamed(tokenizer, colors).colors == {}
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    streamed, expected, ids = Streamed(tokenizer, colors), [], []
-    for step in generation:
-        streamed.add(step)
+    # The draft's own exits come first, in its order.
+    expected_colors = dict(zip((2, 3, *(set(exits) - {2, 3})), COLORS))
+    models = {"target": mini("mini-7b"), "draft": mini("mini-draft")}
+    pair = SimpleNamespace(tokenizer=tokenizer, plan=generation.plan, **models)
+    steps, expected, ids = list(generation), [], []
+    for step in steps:
         for exit, token in zip(step.sources, step.tokens):
             before, ids = tokenizer.decode(ids), [*ids, token]
             color = "" if exit is None else str(expected_colors[exit].ansi)
             expected += [(color, letter) for letter in tokenizer.decode(ids)[len(before) :]]
-    streamed.finish()
+    stream(steps, pair)
+    assert "\033" not in capsys.readouterr().out
+    for out in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(out, "isatty", lambda: True)
+    stream(steps, pair)
     runs = re.findall(r"\033\[(\d+)m(.*?)\033\[0m|([^\033]+)", capsys.readouterr().out, re.DOTALL)
     found = [(color, letter) for color, text, plain in runs for letter in text + plain]
     assert found == [*expected, ("", "\n")]
-    lines = report(generation.result(), streamed.colors, torch.float64).splitlines()
+    lines = report(generation.result(), pair).splitlines()
     legend = re.findall(r"\033\[(\d+)mexit (\d)", "".join(lines))
     assert legend == [(str(expected_colors[exit].ansi), str(exit)) for exit in exits]
     assert lines[-1] == "method         s2d, lossless"
@@ -74,7 +76,8 @@ def test_acceptance_is_what_the_steps_say(options):
         asked = sum(levels[deeper] for deeper in (1, 2, 4) if deeper >= layer)
         assert [*counts.values()] == [asked, drafted, right]
     shown = "4: asked {}, drafted {}, right {}".format(*found["per_exit"][4].values())
-    assert shown in report(decoder.result(), {}, torch.float64)
+    lines = report(decoder.result(), SimpleNamespace(target=target, draft=draft))
+    assert shown in lines and lines.endswith(", lossless")
 
 
 def test_the_comparison_takes_turns(monkeypatch):

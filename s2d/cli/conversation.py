@@ -10,7 +10,7 @@ from ..checkpoint.tokenizer import Tokenizer
 from ..generation import make_decoder
 from ..pair.loading import Pair
 from ..speed.tensor_parallel import from_rank_0
-from .terminal import Streamed
+from .terminal import stream
 
 
 def encode(messages: list[str], args: Namespace, tokenizer: Tokenizer) -> list[int]:
@@ -20,7 +20,7 @@ def encode(messages: list[str], args: Namespace, tokenizer: Tokenizer) -> list[i
     return tokenizer.encode_chat(messages, args.system, dict(args.template_option))
 
 
-def hold_conversation(args: Namespace, pair: Pair, colors: dict) -> None:
+def hold_conversation(args: Namespace, pair: Pair) -> None:
     """Answer what is typed, line by line; the oldest turns are forgotten in time."""
     tell("Ctrl-C ends an answer, Ctrl-D the conversation")
     room = pair.target.config.max_position_embeddings * 3 // 4
@@ -36,11 +36,8 @@ def hold_conversation(args: Namespace, pair: Pair, colors: dict) -> None:
         except ValueError as error:  # the line is too long, or the chat template refuses it
             tell(error)
             continue
-        streamed = Streamed(pair.tokenizer, colors, args.stop_strings)
         with suppress(KeyboardInterrupt):  # Ctrl-C ends the answer
-            for step in decoder:
-                streamed.add(step)
-        streamed.finish()
+            stream(decoder, pair, args.stop_strings)
         messages = [*asked, decoder.result().text(pair.tokenizer)]
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
 from statistics import median
@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from ..checkpoint.notices import CONTROLS, tell
-from ..checkpoint.tokenizer import TextStream, Tokenizer
+from ..checkpoint.tokenizer import TextStream
 from ..generation import generate
+from ..options import default_drafting
 from ..pair.loading import Pair
 from ..stats import Generation, Step
-from .colors import Color
+from .colors import Color, color_exits
 
 TURNS = 5  # of a comparison
 
@@ -33,28 +34,32 @@ def show(text: str, color: Color | None = None, end: str = "\n") -> None:
     print(paint(text, color), end=end, flush=True)
 
 
-class Streamed:
-    """Prints the tokens of Steps as they come, on a terminal in ``colors`` of exits."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, colors: dict[int, Color], stop_at: Sequence[str] = ()
-    ) -> None:
-        self.stream = TextStream(tokenizer, stop_at)
-        wanted = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        self.colors = colors if wanted else {}
-
-    def add(self, step: Step) -> None:
-        pairs = zip(step.sources, step.tokens)
-        for exit_layer, run in groupby(pairs, key=lambda pair: pair[0]):
-            text = self.stream.push([token for _, token in run])
-            show(text, self.colors.get(exit_layer), end="")
-
-    def finish(self) -> None:
-        show(self.stream.push([], last=True))
+def exit_colors(pair: Pair) -> dict[int, Color]:
+    """A colour for each exit that drafts."""
+    own = default_drafting(pair.draft.config).exits if pair.draft else ()
+    return color_exits(own=own, used=pair.plan.exits)
 
 
-def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype) -> str:
-    """What is said about an answer, with a legend if there are colours.
+def uses_colors() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def stream(steps: Iterable[Step], pair: Pair, stop_at: Sequence[str] = ()) -> None:
+    """Print the tokens of ``steps`` as they come, on a terminal in the colours of the exits."""
+    text = TextStream(pair.tokenizer, stop_at)
+    colors = exit_colors(pair) if uses_colors() else {}
+    try:
+        for step in steps:
+            pairs = zip(step.sources, step.tokens)
+            for exit_layer, run in groupby(pairs, key=lambda source_and_token: source_and_token[0]):
+                new = text.push([token for _, token in run])
+                show(new, colors.get(exit_layer), end="")
+    finally:  # Ctrl-C ends the line as well
+        show(text.push([], last=True))
+
+
+def report(generation: Generation, pair: Pair) -> str:
+    """What is said about an answer, with a legend on a terminal with colours.
 
     Below float64 a pass over several tokens rounds differently from passes over one token each. So
     where two logits are nearly equal, a lossless method may write another text.
@@ -77,14 +82,15 @@ def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype)
             words = f"asked {asked}, drafted {sent}, right {right}"
             exits.append(f"exit {exit_layer}: {words}")
         lines.append(f"exits          {'; '.join(exits)}")
-    if colors:
+    if uses_colors() and sys.stderr.isatty():
+        colors = exit_colors(pair)
         legend = [paint(f"exit {exit_layer}", color) for exit_layer, color in colors.items()]
         lines.append(f"colours        {', '.join(legend)}, the target plain")
     kind = "lossless"
     if not generation.exact:
         kind = "not lossless (its rule is not)"
-    elif dtype != torch.float64:
-        kind = f"lossless, up to rounding in {str(dtype).removeprefix('torch.')}"
+    elif pair.target.dtype != torch.float64:
+        kind = f"lossless, up to rounding in {str(pair.target.dtype).removeprefix('torch.')}"
     lines.append(f"method         {plan.method}, {kind}")
     if plan.asked.rule == "rejection":
         words = "a token is tested by p / q"
