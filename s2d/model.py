@@ -25,22 +25,13 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Drafting:
-    """How a model drafts unless ``Options`` say otherwise. It stands in a draft's config.json.
+    """How a model drafts unless ``Options`` say otherwise. It stands in a draft's config.json."""
 
-    Attributes:
-        exits: the numbers of layers after which it may predict (draft.py).
-        thresholds: one per exit; a confidence above it is enough.
-        length: of a chain.
-        stop: a path whose estimated probability is below it is not continued. It is the default of
-            chains, and of exit 0 alone.
-        tree: top_k, depth and size of a ``tree.GrowingShape``.
-    """
-
-    exits: tuple[int, ...]
-    thresholds: tuple[float, ...]
-    length: int = 6
-    stop: float = 0.0
-    tree: tuple[int, int, int] = (10, 4, 60)
+    exits: tuple[int, ...]  # the numbers of layers after which it may predict (draft.py)
+    thresholds: tuple[float, ...]  # one per exit; a confidence above it is enough
+    length: int = 6  # of a chain
+    stop: float = 0.0  # a path that is less probable is not continued; for chains and exit 0 alone
+    tree: tuple[int, int, int] = (10, 4, 60)  # top_k, depth and size of a ``tree.GrowingShape``
 
 
 @dataclass(frozen=True)

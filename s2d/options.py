@@ -58,48 +58,37 @@ MEMBERS = {
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked for; None: it is not given, and ``plan`` decides if there is something.
+    """What is asked for; None: it is not given, and ``plan`` decides if there is something."""
 
-    Attributes:
-        method: one of METHODS. The default is ``s2d``. If exit 0 drafts alone, it is ``s2d-tree``,
-            unless ``draft_length`` asks for a chain.
-        max_new_tokens: the answer ends after so many tokens, if not before.
-        temperature: 0 is greedy.
-        top_p: the share of the probability that nucleus sampling keeps; 1 keeps all tokens.
-        top_k: the number of tokens that may be sampled; 0 keeps all.
-        seed: of all random numbers.
-        exits: the numbers of layers after which the draft may predict, in ascending order; 0 is the
-            n-gram table. Any object with the members of ``rules.Exit`` may stand among them.
-        thresholds: one per exit; a confidence above it is enough. The last exit always drafts,
-            whatever its threshold is.
-        draft_length: the most tokens of a chain.
-        tree: the children of each node, by level, such as (4, 2, 2, 1); or an object with the
-            members of ``tree.Shape``.
-        stop: a probability. A path whose estimated probability is below it is not continued.
-        rule: "noise" or "rejection" (rules.py), or an object with the members of ``rules.Rule``. At
-            temperature 0 nothing is drawn, and both names are one rule.
-        init: "draft", or "target": the target proposes the first level (mcsd/roots.py).
-        decision: a model that estimates where drafting pays (mcsd/decision.py).
-        datastore: n-grams that exit 0 knows besides those of the text (ngram/datastore.py).
-        stop_at: where an answer ends besides EOS, such as ``StopStrings(tokenizer, ["User:"])``; or
-            an object of your own with ``begin`` and ``cut``, as it has.
-    """
-
+    # One of METHODS. The default is "s2d"; if exit 0 drafts alone, it is "s2d-tree", unless
+    # ``draft_length`` asks for a chain.
     method: str | None = None
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
+    max_new_tokens: int = 128  # the answer ends after so many tokens, if not before
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float = 1.0  # the share of the probability that nucleus sampling keeps; 1 keeps all
+    top_k: int = 0  # the number of tokens that may be sampled; 0 keeps all
+    seed: int = 0  # of all random numbers
+    # The numbers of layers after which the draft may predict, in ascending order; 0 is the n-gram
+    # table. Any object with the members of ``rules.Exit`` may stand among them.
     exits: Sequence[int | Exit] | None = None
+    # One per exit; a confidence above it is enough. The last exit always drafts, whatever its
+    # threshold is.
     thresholds: Sequence[float] | None = None
-    draft_length: int | None = None
+    draft_length: int | None = None  # the most tokens of a chain
+    # The children of each node, by level, such as (4, 2, 2, 1); or an object with the members of
+    # ``tree.Shape``.
     tree: Sequence[int] | Shape | None = None
-    stop: float | None = None
+    stop: float | None = None  # a path is not continued if its estimated probability is lower
+    # "noise" or "rejection" (rules.py), or an object with the members of ``rules.Rule``. At
+    # temperature 0 nothing is drawn, and both names are one rule.
     rule: str | Rule = "noise"
-    init: str = "draft"
-    decision: Any = None
-    datastore: Any = None
+    init: str = "draft"  # or "target": the target proposes the first level (mcsd/roots.py)
+    decision: Any = None  # a model that estimates where drafting pays (mcsd/decision.py)
+    datastore: Any = (
+        None  # n-grams that exit 0 knows besides those of the text (ngram/datastore.py)
+    )
+    # Where an answer ends besides EOS, such as ``StopStrings(tokenizer, ["User:"])``; or an object
+    # of your own with ``begin`` and ``cut``, as it has.
     stop_at: Any = None
 
     def __post_init__(self) -> None:

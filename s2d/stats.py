@@ -114,13 +114,9 @@ class Stats:
             "num_accepted_draft_tokens": self.accepted_tokens,
             "num_drafts_per_pos": [self.depth_sent[depth] for depth in depths],
             "num_accepted_tokens_per_pos": [self.depth_accepted[depth] for depth in depths],
+            "rates_per_pos": [self.depth_accepted[d] / self.depth_sent[d] for d in depths],
             "per_exit": per_exit,
         }
-
-    def rates_by_position(self) -> list[float]:
-        """The share of the trees with a node at a position of which one was accepted there."""
-        depths = range(1, len(self.depth_sent) + 1)
-        return [self.depth_accepted[depth] / self.depth_sent[depth] for depth in depths]
 
 
 @dataclass(frozen=True)

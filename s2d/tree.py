@@ -36,18 +36,14 @@ NO_PARENT = -1  # the parent of the root
 
 @runtime_checkable
 class Shape(Protocol):
-    """How a tree grows: ``FixedShape``, ``GrowingShape``, or an object of your own.
+    """How a tree grows: ``FixedShape``, ``GrowingShape``, or an object of your own."""
 
-    Attributes:
-        depth: the number of levels below the root.
-        capacity: the most nodes besides the root that a cache has to hold. The target's cache holds
-            the nodes that are sent, and the draft's those that are expanded.
-        sends_all: whether the target checks all nodes. Then children may be drawn; otherwise they
-            are chosen (``rules.Rejection``).
-    """
-
-    depth: int
+    depth: int  # the number of levels below the root
+    # The most nodes besides the root that a cache has to hold. The target's cache holds the nodes
+    # that are sent, and the draft's those that are expanded.
     capacity: int
+    # Whether the target checks all nodes. If it does, children may be drawn; otherwise they are
+    # chosen (``rules.Rejection``).
     sends_all: bool
 
     def width(self, depth: int) -> int:
@@ -148,32 +144,25 @@ class Proposal(NamedTuple):
 
 
 class Tree:
-    """The tree of one step. The top of this file has a picture.
-
-    Attributes:
-        context: the ids of the text before the tree. The last one is the root.
-        depth: the number of levels that were drafted, also those that were left out later.
-        tokens, parents, depths: by node.
-        probs: by node, the estimated probability that its path is accepted: the product of the
-            estimates for the tokens on the path.
-        exit_layers: by node, the number of layers before the exit that proposed it. It is None for
-            the root and for nodes that the target proposed.
-        ancestors: the ancestor matrix (N+1, N+1), see ``mask.add_nodes``.
-        q: by node, the distribution (V,) that its children were drawn from, if they were drawn.
-        expanded: the nodes that were given children, in the order of the draft's caches. A node
-            that was left out later is None.
-    """
+    """The tree of one step. The top of this file has a picture."""
 
     def __init__(self, context: list[int]) -> None:
-        self.context = context
-        self.depth = 0
+        self.context = context  # the ids of the text before the tree; the last one is the root
+        self.depth = 0  # the number of levels that were drafted, also those that were left out
+        # By node:
         self.tokens = [context[-1]]
         self.parents = [NO_PARENT]
         self.depths = [0]
+        # The estimated probability that the node's path is accepted: the product of the estimates
+        # for the tokens on the path.
         self.probs = [1.0]
+        # The number of layers before the exit that proposed it; None if the target did.
         self.exit_layers: list[int | None] = [None]
-        self.ancestors = ROOT_ALONE
+        self.ancestors = ROOT_ALONE  # the ancestor matrix (N+1, N+1), see ``add_nodes``
+        # By node, the distribution (V,) that its children were drawn from, if they were drawn.
         self.q: dict[int, Tensor] = {}
+        # The nodes that were given children, in the order of the draft's caches. A node that was
+        # left out later is None.
         self.expanded: list[int | None] = []
 
     def leaves(self, least: float) -> list[int]:

@@ -72,8 +72,7 @@ class Comparison:
         found = {}
         for method, plan in self.plans.items():
             if plan.exits:  # not "ar"
-                stats = add_up(rows[method])
-                found[method] = stats.acceptance(plan.exits) | {"rates": stats.rates_by_position()}
+                found[method] = add_up(rows[method]).acceptance(plan.exits)
         return found
 
     def __str__(self) -> str:
@@ -164,7 +163,7 @@ def acceptance_table(found: dict[str, dict[str, Any]]) -> list[list[str]]:
     """The share of drafted tokens that were accepted by position; and what the exits did."""
     lines = [["", "accepted at 1, 2, ...", "by exit: asked / drafted / accepted"]]
     for method, accepted in found.items():
-        rates = " ".join(f"{rate:.0%}" for rate in accepted["rates"])
+        rates = " ".join(f"{rate:.0%}" for rate in accepted["rates_per_pos"])
         exits = []
         for layer, counts in accepted["per_exit"].items():
             exits.append(f"{layer}: {' / '.join(map(str, counts.values()))}")

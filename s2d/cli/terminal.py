@@ -73,11 +73,12 @@ def report(generation: Generation, pair: Pair) -> str:
         f"steps          {stats.steps}, with {stats.mean_accepted_tokens:.2f} tokens each",
     ]
     if drafted := stats.exit_counts.total():
-        rates = [f"{100 * rate:.0f}" for rate in stats.rates_by_position()]
+        acceptance = stats.acceptance(plan.exits)
+        rates = [f"{100 * rate:.0f}" for rate in acceptance["rates_per_pos"]]
         words = f"{drafted}, accepted at positions 1, 2, ...: {' '.join(rates)} %"
         lines.append(f"draft tokens   {words}")
         exits = []
-        for exit_layer, counts in stats.acceptance(plan.exits)["per_exit"].items():
+        for exit_layer, counts in acceptance["per_exit"].items():
             asked, sent, right = counts.values()
             words = f"asked {asked}, drafted {sent}, right {right}"
             exits.append(f"exit {exit_layer}: {words}")
