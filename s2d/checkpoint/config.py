@@ -39,9 +39,6 @@ PLAIN = {
     "partial_rotary_factor": 1,
     "is_causal": True,
 }
-# Tokens that one of two models with the same tokenizer may have more, since vocabularies are padded
-# for GPUs: 32,000 or 32,064 for Llama 2, 128,256 or 128,264 for Llama 3. The limit is llama.cpp's.
-PADDING = 128
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -200,13 +197,6 @@ def read_drafting(raw: dict[str, Any], layers: int) -> Drafting | None:
 def default_thresholds(count: int) -> tuple[float, ...]:
     """Thresholds of so many exits; the last one always drafts."""
     return (THRESHOLD,) * (count - 1) + (0.0,)
-
-
-def refuse_other_size(draft_config: LlamaConfig, vocab_size: int) -> None:
-    """Raise ValueError if a draft cannot have the vocabulary of a target, of ``vocab_size``."""
-    if abs(draft_config.vocab_size - vocab_size) > PADDING:
-        sizes = f"{draft_config.vocab_size} and {vocab_size} tokens"
-        raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
 
 
 def config_to_dict(config: LlamaConfig, dtype: torch.dtype) -> dict[str, Any]:

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch.distributed import is_initialized
 
 from ..checkpoint import load_model
-from ..checkpoint.config import ModelFolder, read_folder, refuse_other_size
+from ..checkpoint.config import ModelFolder, read_folder
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Llama
 from ..options import Options, Plan
-from .names import FoundDraft, find_draft, find_target
+from .names import FoundDraft, find_draft, find_target, refuse_other_size
 
 SAMPLE = "In 1998, naïve users wrote:\n\tprint(2 * 34) # 日本, Größe"
 
@@ -57,7 +57,6 @@ def choose_pair(
     cannot be found, read or run.
     """
     folder = read_folder(find_target(target))
-    vocab_size = folder.config.vocab_size
     found = FoundDraft(draft=None, datastore=None, description="none")
     if options.method != "ar":
         found = find_draft(folder, draft, options.exits, options.datastore)
@@ -73,9 +72,9 @@ def choose_pair(
         options = replace(options, decision=load_decision(options.decision))
     plan = options.plan(None if found.draft is None else found.draft.config)
     if found.draft is not None:
-        refuse_other_size(found.draft.config, vocab_size)
+        refuse_other_size(found.draft, folder)
     # After all other checks, as transformers takes seconds to import.
-    tokenizer = Tokenizer(folder.path, vocab_size)
+    tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
     if found.draft is not None and not found.draft.path.samefile(folder.path):
         tell_other_tokenizer(found.draft.path, tokenizer)
     return Choice(folder, found, plan, tokenizer)

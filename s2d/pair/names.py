@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..checkpoint.config import ModelFolder, read_folder, refuse_other_size
+from ..checkpoint.config import ModelFolder, read_folder
 from ..checkpoint.notices import tell
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "weights"
 FOLDER_OF_SIZE = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+# Tokens that one of two models with the same tokenizer may have more, since vocabularies are padded
+# for GPUs: 32,000 or 32,064 for Llama 2, 128,256 or 128,264 for Llama 3. The limit is llama.cpp's.
+PADDING = 128
 
 # What each of the miniatures that are shipped can answer.
 MINIATURE_PROMPTS = (
@@ -120,8 +123,16 @@ def read_fitting(place: Path, target: ModelFolder) -> ModelFolder | None:
         return None
     try:
         draft = read_folder(place)
-        refuse_other_size(draft.config, target.config.vocab_size)
+        refuse_other_size(draft, target)
     except (ValueError, OSError) as error:
         tell(f"{place}, the draft next to the target, is not used: {error}")
         return None
     return draft
+
+
+def refuse_other_size(draft: ModelFolder, target: ModelFolder) -> None:
+    """Raise ValueError if a draft cannot have the vocabulary of a target."""
+    sizes = draft.config.vocab_size, target.config.vocab_size
+    if abs(sizes[0] - sizes[1]) > PADDING:
+        words = f"{sizes[0]} and {sizes[1]} tokens"
+        raise ValueError(f"draft and target must share a vocabulary, not have {words}")
