@@ -1,6 +1,8 @@
 """Generate text with Sorted Speculative Decoding: ``python run.py --target 13b``."""
 
+import signal
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -23,9 +25,11 @@ def parse(arguments: list[str] | None = None) -> Namespace:
 
     add = parser.add_argument_group("model").add_argument
     add("--target", required=True, metavar="MODEL", help="7b, 13b, 70b, smollm2-135m or a folder")
-    add("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1, mps ... (CUDA, or cpu)")
+    words = "cpu, cuda, cuda:1, mps ... (auto: CUDA if it is there, else cpu)"
+    add("--device", default="auto", metavar="D", help=words)
     dtypes = "auto", "float64", "float32", "float16", "bfloat16"
-    add("--dtype", default="auto", choices=dtypes, help="(the model's own, or float32)")
+    words = f"{', '.join(dtypes)} (auto: the model's own, or float32)"
+    add("--dtype", default="auto", choices=dtypes, metavar="D", help=words)
 
     words = "What is not given is as the draft's config.json says."
     add_drafting_options(parser.add_argument_group("drafting", words))
@@ -89,11 +93,12 @@ def refuse_useless(args: Namespace, parser: Parser) -> None:
 
 if __name__ == "__main__":
     parse()  # --help and mistakes end the program here, before PyTorch is loaded
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it is loaded, Ctrl-C just ends the program
 
 from dataclasses import fields, replace
 
 from s2d import StopStrings
-from s2d.checkpoint import placement
+from s2d.checkpoint import check_device, placement
 from s2d.checkpoint.files import read_text, refuse_existing
 from s2d.checkpoint.notices import tell
 from s2d.cli.conversation import encode, hold_conversation
@@ -149,6 +154,7 @@ def load(args: Namespace) -> Pair:
     names = {field.name for field in fields(Options)}  # the options of run.py have the same names
     given = {name: value for name, value in vars(args).items() if name in names}
     given = {name: value for name, value in given.items() if value is not None}
+    check_device(args.device)
     choice = choose_pair(args.target, args.draft, Options(**given))
     tokenizer = choice.tokenizer
     if args.stop_strings:
@@ -177,6 +183,8 @@ def answer_prompt(args: Namespace, pair: Pair) -> None:
         text = MINIATURE_PROMPTS[0] if miniature_note(args.target) else EXAMPLE
     elif text == "-":
         text = from_rank_0(lambda: sys.stdin.read()).removeprefix("\ufeff").removesuffix("\n")
+    if not text:
+        tell("the prompt is empty")
     prompt = encode([text], args, pair.tokenizer)
     decoder = make_decoder(pair.target, prompt, pair.draft, pair.plan)
     steps = iter(decoder)
@@ -209,18 +217,26 @@ def answer_prompt(args: Namespace, pair: Pair) -> None:
 def answer_lines(lines: list[tuple[int, str]], args: Namespace, pair: Pair) -> int:
     """Answer each of ``lines``, in their order; returns 2 if there is one without an answer."""
     code = 0
+    count = 0
+    began = time.perf_counter()
     prompts = [encode([line], args, pair.tokenizer) for _, line in lines]
     answers = decode_many(pair.target, prompts, pair.draft, pair.plan, args.batch or 8)
     for (number, line), result in zip(lines, answers):
         if isinstance(result, ValueError):  # stands for a prompt that cannot be run
             tell(f"line {number}: {result}")
             code = 2
-        elif args.json:
+            continue
+        count += len(result.tokens)
+        if args.json:
             show(as_json(result, args, pair, line=number, prompt=line))
         else:
-            show(f"## line {number}: {line}\n\n{result.text(pair.tokenizer)}\n")
+            end = "\n(ended by length)" if result.ended in ("length", "context") else ""
+            show(f"## {number}: {line}\n\n{result.text(pair.tokenizer)}{end}\n")
+    seconds = time.perf_counter() - began
+    tell(f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s")
     return code
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

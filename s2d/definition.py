@@ -14,6 +14,7 @@ prompt has more than 256 tokens (``mask.MAX_UNREAD``), and nothing beyond the po
 model. Exit 0, rejection sampling, improved MCSD and stop strings are not defined here.
 """
 
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -146,4 +147,6 @@ def show() -> None:
 
 
 if __name__ == "__main__":
-    show()
+    from .cli.program import run_program
+
+    sys.exit(run_program("s2d.definition", show))

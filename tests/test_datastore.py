@@ -29,7 +29,7 @@ def test_what_is_no_datastore(tmp_path):
     file = tmp_path / "store"
     for ids in ([1, 61], [1, -1]):
         save_file({"tokens": torch.tensor(ids)}, file)
-        raises_line(load_datastore, ValueError, "is no list of ids of a vocabulary", file, TINY)
+        raises_line(load_datastore, ValueError, "holds another vocabulary", file, TINY)
     file.write_bytes(b"x" * 20)
     raises_line(load_datastore, ValueError, "is no datastore, or is damaged", file, TINY)
 

@@ -150,7 +150,7 @@ def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, ca
     refuses(run.main, capsys, store.name, "--target", target)
     store.unlink()
     shutil.rmtree(draft)
-    refuses(run.main, capsys, "no model folder at", "--target", target, "--exits", 2)
+    refuses(run.main, capsys, "need a draft (--draft)", "--target", target, "--exits", 2)
     stats = run_json(capsys, "--target", target, "--max-new-tokens", 24)["stats"]
     assert stats["exit_counts"].keys() == {"0"} and stats["mean_accepted_tokens"] > 1
 
@@ -196,7 +196,9 @@ def test_many_prompts_at_once(tmp_path, monkeypatch, capsys):
     out, error = capsys.readouterr()
     answers = list(map(json.loads, out.splitlines()))
     assert [answer["line"] for answer in answers] == [1, 4, 5] and ended != sorted(ended)
-    assert error.splitlines()[-1].startswith("line 3: the prompt has ")
+    assert error.splitlines()[-2].startswith("line 3: the prompt has ")
+    count = sum(len(answer["tokens"]) for answer in answers)
+    assert error.splitlines()[-1].startswith(f"{count} tokens in ")
     for seed, many in zip((5, 7, 8), answers):
         prompt = prompts[many["line"] - 1]
         answer = run_json(capsys, *common, "--prompt", prompt, "--seed", seed)
@@ -250,7 +252,7 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch,
         assert program(run.main, *answer) == 0
         assert capsys.readouterr().out == shown * 2 + "\n"
     assert program(run.main, *answer, "--prompts", file) == 0
-    assert capsys.readouterr().out.startswith(f"## line 1: {VISIBLE}\n\n")
+    assert capsys.readouterr().out.startswith(f"## 1: {VISIBLE}\n\n")
     assert run_program("run.py", Mock(side_effect=ValueError(CONTROLS))) == 2
     assert capsys.readouterr().err == f"run.py: {VISIBLE}\n"
 
@@ -259,7 +261,7 @@ MISTAKES = {
     "--tree 6x4": "argument --tree: expected widths, such as 4,2,2,1",
     "--raw --system x": "need a chat template",
     "--template-option thinking": "expected NAME=VALUE, got 'thinking'",
-    "--prompts /nonexistent": "No such file or directory: '/nonexistent'",
+    "--prompts /nonexistent": "run.py: /nonexistent: No such file or directory",
     "--prompts /dev/null": "/dev/null has no line to answer",
     "--batch 2": "--batch does nothing without --prompts",
     "--prompt a --prompt b": "--prompt is given twice",
@@ -267,7 +269,7 @@ MISTAKES = {
     "--compare --json": "--json goes neither with",
     "--method ar --stop 0": "--method ar does not draft",
     "--method ar --paper": "--method ar does not draft",
-    "--stop END": "got 'END'; a text that ends an answer is --stop-at",
+    "--stop END": "argument --stop: invalid float value: 'END'",
 }
 
 
@@ -336,7 +338,7 @@ def test_answers_end_before_a_stop_string(tmp_path, monkeypatch, capsys):
     file = tmp_path / "prompts.txt"
     file.write_text(EXAMPLE_QUESTION)
     assert program(run.main, *options, "--prompts", file) == 0
-    assert capsys.readouterr().out == f"## line 1: {EXAMPLE_QUESTION}\n\n{begun}\n\n"
+    assert capsys.readouterr().out == f"## 1: {EXAMPLE_QUESTION}\n\n{begun}\n\n"
     type_in(monkeypatch, EXAMPLE_QUESTION.encode() + b"\n")
     assert program(run.main, *options, "--interactive") == 0
     assert begun + "\n" in capsys.readouterr().out
@@ -370,7 +372,7 @@ def test_options_and_defaults_are_those_that_the_library_knows(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert all(group in shown for group in ("model:", "drafting:", "input:", "Example: "))
     assert "{" + ",".join(METHODS) + "}" in shown
-    assert set(re.search(r"--dtype \{auto,(.*?)\}", shown)[1].split(",")) == {*DTYPES}
+    assert set(re.search(r"--dtype D auto, (.*?) \(", shown)[1].split(", ")) == {*DTYPES}
     for name in ("temperature", "top_p", "top_k", "seed", "max_new_tokens", "init"):
         default = getattr(Options(), name)
         default = default if isinstance(default, str) else f"{default:g}"

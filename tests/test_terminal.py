@@ -43,7 +43,7 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypa
     lines = report(generation.result(), pair).splitlines()
     legend = re.findall(r"\033\[(\d+)mexit (\d)", "".join(lines))
     assert legend == [(str(expected_colors[exit].ansi), str(exit)) for exit in exits]
-    assert lines[-1] == "method         s2d, lossless"
+    assert lines[-1] == "method         s2d, chains of up to 12 tokens, lossless"
 
 
 ROOTS = dict(method="mcsd", tree=(3, 2, 1), init="target")
@@ -75,7 +75,9 @@ def test_acceptance_is_what_the_steps_say(options):
             right += sum(step.tree.exit_layers[node] == layer for node in step.accepted)
         asked = sum(levels[deeper] for deeper in (1, 2, 4) if deeper >= layer)
         assert [*counts.values()] == [asked, drafted, right]
-    shown = "4: asked {}, drafted {}, right {}".format(*found["per_exit"][4].values())
+    shown = "4: asked for {} levels, drafted {} tokens, {} right".format(
+        *found["per_exit"][4].values()
+    )
     lines = report(decoder.result(), SimpleNamespace(target=target, draft=draft))
     assert shown in lines and lines.endswith(", lossless")
 

@@ -16,7 +16,7 @@ def read_text(path: Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not in UTF-8 ({error})") from None
+        raise ValueError(f"{path} is not in UTF-8: see its byte {error.start}") from None
 
 
 def read_json(path: Path, missing: Any = None) -> Any:

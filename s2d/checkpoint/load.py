@@ -223,7 +223,8 @@ def check_device(device: torch.device | str) -> torch.device:
         tried = torch.zeros(1, device=name)
         tried.item()  # which the device "meta" has not
     except Exception:  # PyTorch has many ways to say so
-        raise ValueError(f"no device {name!r} here; expected auto, or one such as cpu") from None
+        words = f"no device {str(device)!r} here; expected auto, or one such as cpu"
+        raise ValueError(words) from None
     return tried.device
 
 

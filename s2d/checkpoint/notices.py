@@ -1,6 +1,8 @@
 """Notices on stderr, and how far a long run is."""
 
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -14,8 +16,10 @@ CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *rang
 def tell(message: Any) -> None:
     """A notice, one line on stderr; one that nobody can read costs no answer."""
     with suppress(OSError):
-        line = " ".join(str(message).split())
-        print(line.translate(CONTROLS), file=sys.stderr, flush=True)
+        line = " ".join(str(message).split()).translate(CONTROLS)
+        if sys.stderr.isatty():
+            line = textwrap.fill(line, shutil.get_terminal_size().columns)
+        print(line, file=sys.stderr, flush=True)
 
 
 def progress(items: Iterable, what: str, total: int | None = None) -> Iterator:

@@ -75,6 +75,8 @@ class Tokenizer:
         if options and not self.chat_format.is_template:
             raise ValueError(f"the prompt format is {self.chat_format.name}; it has no options")
         dialogue = as_dialogue(messages, system)
+        for message in dialogue:
+            check_text(message["content"])
         return self.encode_rendered(self.chat_format.render(dialogue, **options))
 
     def encode_rendered(self, text: str) -> list[int]:
@@ -103,7 +105,7 @@ def check_text(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:  # half a character, of a file or a terminal
-        raise ValueError(f"the text is not valid UTF-8 ({error})") from None
+        raise ValueError(f"a text is not valid UTF-8, at its character {error.start}") from None
     return text
 
 

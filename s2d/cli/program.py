@@ -5,9 +5,11 @@ import json
 import math
 import os
 import platform
+import re
 import sys
 import warnings
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,14 +18,25 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, without the usage before it."""
 
     def error(self, message: str) -> NoReturn:
+        """Name the nearest option as well, where one was typed that there is not."""
+        known = re.findall(r"--[a-z][a-z-]+", self.format_help())
+        for word in sys.argv[1:]:
+            name = word.partition("=")[0]
+            for nearest in get_close_matches(name, known, n=1):
+                if name.startswith("--") and name not in known:
+                    message += f"; {name}: did you mean {nearest}?"
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def comma_separated(kind: Callable[[str], Any]) -> Callable[[str], tuple]:
-    def comma_separated_list(text: str) -> tuple:  # argparse shows this name in its error
-        return tuple(kind(part) for part in text.split(","))
+    def parse(text: str) -> tuple:
+        try:
+            return tuple(kind(part) for part in text.split(","))
+        except ValueError:
+            words = f"expected one, or several with commas between them, got {text!r}"
+            raise argparse.ArgumentTypeError(words) from None
 
-    return comma_separated_list
+    return parse
 
 
 def count(text: str) -> int:
@@ -38,15 +51,6 @@ def positive(text: str) -> float:
     if not 0 < float(text) < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
     return float(text)
-
-
-def probability(text: str) -> float:
-    """A number for ``--stop``."""
-    try:
-        return float(text)
-    except ValueError:
-        message = f"expected a probability, got {text!r}; a text that ends an answer is --stop-at"
-        raise argparse.ArgumentTypeError(message) from None
 
 
 def parse_tree(text: str) -> Any:
@@ -89,7 +93,7 @@ def add_drafting_options(parser: Any) -> None:
     words = "widths, such as 4,2,2,1, or a growing tree, such as 6x4x60"
     add("--tree", type=parse_tree, metavar="SHAPE", help=words)
     words = "a path of a lower probability is not continued"
-    add("--stop", type=probability, metavar="P", help=words)
+    add("--stop", type=float, metavar="P", help=words)
     words = "rejection sampling, as in the papers (shared noise)"
     add("--rejection", dest="rule", action="store_const", const="rejection", help=words)
     add("--init", choices=("draft", "target"), help="what proposes the first level (draft)")
@@ -114,6 +118,7 @@ def run_program(name: str, function: Callable[..., int | None], *arguments: Any)
     # A stream that the shell closed is None. What is written to it is for nobody.
     sys.stdout = sys.stdout or open(os.devnull, "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
+    sys.stdin = sys.stdin or open(os.devnull)
     from ..checkpoint.notices import tell
 
     warnings.showwarning = lambda message, *where: tell(message)
@@ -128,5 +133,10 @@ def run_program(name: str, function: Callable[..., int | None], *arguments: Any)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would complain at its exit
         return 141
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        tell(f"{name}: {error}")
+        words = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            words = f"{error.filename}: {error.strerror}"
+        # An option as it was typed: ``Options`` call it top_p.
+        words = re.sub(r"^[a-z_]+: expected", lambda it: f"--{it[0].replace('_', '-')}", words)
+        tell(f"{name}: {words}")
         return 2

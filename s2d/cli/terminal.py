@@ -18,6 +18,7 @@ from ..generation import generate
 from ..options import default_drafting
 from ..pair.loading import Pair
 from ..stats import Generation, Step
+from ..tree import FixedShape, GrowingShape, Shape
 from .colors import Color, color_exits
 
 TURNS = 5  # of a comparison
@@ -80,7 +81,7 @@ def report(generation: Generation, pair: Pair) -> str:
         exits = []
         for exit_layer, counts in acceptance["per_exit"].items():
             asked, sent, right = counts.values()
-            words = f"asked {asked}, drafted {sent}, right {right}"
+            words = f"asked for {asked} levels, drafted {sent} tokens, {right} right"
             exits.append(f"exit {exit_layer}: {words}")
         lines.append(f"exits          {'; '.join(exits)}")
     if uses_colors() and sys.stderr.isatty():
@@ -92,7 +93,7 @@ def report(generation: Generation, pair: Pair) -> str:
         kind = "not lossless (its rule is not)"
     elif pair.target.dtype != torch.float64:
         kind = f"lossless, up to rounding in {str(pair.target.dtype).removeprefix('torch.')}"
-    lines.append(f"method         {plan.method}, {kind}")
+    lines.append(f"method         {plan.method}, {shape_in_words(plan.shape)}, {kind}")
     if plan.asked.rule == "rejection":
         words = "a token is tested by p / q"
         if plan.asked.temperature == 0:
@@ -103,6 +104,16 @@ def report(generation: Generation, pair: Pair) -> str:
             words = "a token of a growing tree is not drawn from q, and is tested by p alone"
         lines.append(f"rejection      {words}")
     return "\n".join(lines)
+
+
+def shape_in_words(shape: Shape) -> str:
+    if isinstance(shape, GrowingShape):
+        return f"growing trees {shape.top_k}x{shape.depth}x{shape.size}"
+    if not isinstance(shape, FixedShape):
+        return "trees of your own"
+    if max(shape.widths, default=1) == 1:
+        return f"chains of up to {shape.depth} tokens"
+    return f"trees {','.join(map(str, shape.widths))}"
 
 
 def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:

@@ -37,7 +37,8 @@ def load_datastore(path: Path, config: LlamaConfig) -> "Datastore":
     if is_list:
         tokens = tokens.long()
     if not is_list or ((tokens < 0) | (tokens >= size)).any():
-        raise ValueError(f"{path} is no list of ids of a vocabulary of {size} tokens")
+        expected = f"ids of the target's vocabulary of {size} tokens"
+        raise ValueError(f"{path} holds another vocabulary; expected {expected}")
     return Datastore(tokens.numpy(), config.eos_token_ids)
 
 

@@ -49,7 +49,8 @@ def find_target(name: Path | str) -> Path:
             return folder
     hub_id = HUB_IDS.get(name, name)
     owner = hub_id.partition("/")[0]
-    if Path(owner).is_dir() or not re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id):
+    is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id) and owner != WEIGHTS.name
+    if Path(owner).is_dir() or not is_hub_id:
         names = ", ".join((*FOLDER_OF_SIZE, *HUB_IDS))
         raise FileNotFoundError(f"no model folder at {name}; the names are {names}")
     place = f"weights/{name.rpartition('/')[2].lower()}"
@@ -108,6 +109,9 @@ def find_draft(
         family = "vicuna" if is_vicuna else folder.name.split("-")[0]
         place = folder.with_name(f"{family}-draft")
         words = f"found by its family's name: {place}"
+        if exits is not None and not place.is_dir():
+            words = "exits with layers need a draft (--draft), as there is no folder"
+            raise FileNotFoundError(f"{words} {place}")
         found = read_folder(place) if exits is not None else read_fitting(place, target)
         if found is None:
             return FoundDraft(None, None, f"{table}, as there is no {place} that fits")
