@@ -1,7 +1,7 @@
 """The loop of speculative decoding, whatever drafts: draft, one target pass, verify, roll back.
 
-A ``Decoder`` is one generation, and ``Decoder.__iter__`` is the algorithm. The top of tree.py
-explains how nodes are numbered: the root, node 0, is the last token of the context.
+A ``Decoder`` is one generation, and ``Decoder.__iter__`` is the algorithm. The root of a tree, node
+0, is the last token of the context.
 """
 
 import time
@@ -26,7 +26,7 @@ class Decoder:
 
     Args:
         target: the model whose text is written.
-        drafter: what drafts: the exits, and the shape of the trees.
+        drafter: what drafts.
         rule: how tokens are proposed and accepted.
         context: the ids of the prompt.
         plan: the exits, the shape of the trees, and when the answer ends.
@@ -98,7 +98,7 @@ class Decoder:
     def inputs(self, tree: Tree) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the target has not read of the context and the tree: tokens, positions, mask.
 
-        The root is always among it.
+        The root is always among it, as it is the last bonus token.
         """
         n = len(self.context)
         read = self.cache.length

@@ -14,7 +14,6 @@ prompt has more than 256 tokens (``mask.MAX_UNREAD``), and nothing beyond the po
 model. Exit 0, rejection sampling, improved MCSD and stop strings are not defined here.
 """
 
-import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -138,15 +137,14 @@ def show() -> None:
     noise = Noise(options.seed, pair.target.config.vocab_size, "cpu", torch.float64)
     context = pair.tokenizer.encode_chat([question])
     limit = len(context) + options.max_new_tokens
-    print(f"{question} (temperature {options.temperature}, seed {options.seed})")
+    lines = [f"{question} (temperature {options.temperature}, seed {options.seed})"]
     for proposed, emitted in generate(pair.target, pair.draft, context, limit, pair.plan, noise):
         for path, (children, exit_layer, confidence) in proposed.items():
             words = pair.tokenizer.decode([*path, *children]) or "EOS"
-            print(f"  exit {exit_layer} is {confidence:.0%} sure, and proposes {words!r}")
-        print(f"emitted {pair.tokenizer.decode(emitted) or 'EOS'!r}")
+            lines.append(f"  exit {exit_layer} is {confidence:.0%} sure, and drafts {words!r}")
+        lines.append(f"emitted {pair.tokenizer.decode(emitted) or 'EOS'!r}")
+    print("\n".join(lines))  # at once, so that ``| head`` does not break it
 
 
 if __name__ == "__main__":
-    from .cli.program import run_program
-
-    sys.exit(run_program("s2d.definition", show))
+    show()

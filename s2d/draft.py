@@ -50,7 +50,7 @@ class LayerExit:
         self.cache: KVCache | None = None  # ``start`` makes it
 
     def start(self, capacity: int) -> None:
-        """As the protocol says; ValueError if this exit has drafted another answer."""
+        """Make the cache; ValueError if this exit has drafted another answer."""
         if self.previous is not None and self.previous.cache is None:
             raise ValueError(f"exit {self.exit_layer} goes on from an exit that is not before it")
         if self.cache is not None:
@@ -64,7 +64,7 @@ class LayerExit:
         while len(context) - self.cache.length > MAX_UNREAD:  # a long prompt is read in parts
             part = context[: self.cache.length + MAX_UNREAD]
             self.read(part, len(part), ROOT_ALONE)
-        expanded = [*tree.expanded, *nodes]  # the root first; none of them is left out yet
+        expanded = [*tree.expanded, *nodes]  # the root first
         tokens = context + [tree.tokens[node] for node in expanded[1:]]
         self.read(tokens, len(context), tree.ancestors[expanded][:, expanded])
         end = self.cache.length  # the nodes were read last
@@ -95,7 +95,7 @@ class LayerExit:
         )
 
     def keep(self, tree: Tree, accepted: list[int]) -> None:
-        """As the protocol says. An accepted node that was not read is read later, as context."""
+        """Keep what was read of the ``accepted`` path. The rest is read later, as context."""
         n = len(tree.context)
         entries = [n - 1 + i for i, node in enumerate(tree.expanded) if node in accepted]
         entries = [entry for entry in entries if entry < self.cache.length]
@@ -123,9 +123,10 @@ class SortedDraft:
             check_frontier(nodes, leaves, self.plan.shape.capacity + 1 - len(tree.expanded))
             if not nodes:
                 break
-            exit_, prediction = self.choose_exit(tree, nodes)
-            if prediction is None:
+            chosen = self.choose_exit(tree, nodes)
+            if chosen is None:
                 break
+            exit_, prediction = chosen
             width = self.plan.shape.width(tree.depth)
             proposal = rule.propose(tree, nodes, prediction.logits, width)
             proposal = proposal._replace(probs=self.estimate(prediction, proposal))
@@ -136,16 +137,19 @@ class SortedDraft:
         tree.prune(sent)
         return tree
 
-    def choose_exit(self, tree: Tree, nodes: list[int]) -> tuple[Exit, Prediction | None]:
-        """The first exit that is confident enough, or the last one, and its prediction.
+    def choose_exit(self, tree: Tree, nodes: list[int]) -> tuple[Exit, Prediction] | None:
+        """The first exit that is confident enough, or the last one that knows anything.
 
-        An exit is chosen before its tokens are drawn (see ``rules.Rejection``).
+        An exit is chosen before its tokens are drawn (see ``rules.Rejection``). Returns None if no
+        exit knows anything.
         """
+        chosen = None
         for exit_, threshold in zip(self.exits, self.plan.thresholds):
             prediction = exit_.predict(tree, nodes)
             if prediction is None:
                 continue
             check_prediction(prediction, len(nodes), self.vocab_size)
+            chosen = exit_, prediction
             if prediction.confidence > threshold:
                 break  # the layers after this exit are not run
-        return exit_, prediction
+        return chosen

@@ -14,6 +14,7 @@ from .own import short
 from .rules import Exit, Greedy, Rejection, Rule, SharedNoise
 from .sampling import Draws, Noise
 from .stats import Generation
+from .tree import FixedShape
 
 Ids = Sequence[int] | torch.Tensor  # of a prompt: a list, tensor or array of shape (T,) or (1, T)
 
@@ -107,7 +108,7 @@ def make_rule(target: Llama, plan: Plan) -> Rule:
         return Greedy()
     # Without a draft there is nothing to reject: the text is always the one that the noise gives.
     if asked.rule == "rejection" and plan.method != "ar":
-        chosen = not plan.shape.sends_all
+        chosen = not isinstance(plan.shape, FixedShape)  # another shape may leave out nodes
         return Rejection(asked.distribution, Draws(asked.seed), chosen)
     dtype = torch.promote_types(target.dtype, torch.float32)  # float32 or better
     noise = Noise(asked.seed, target.config.vocab_size, target.device, dtype)

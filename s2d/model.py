@@ -132,7 +132,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     ``mask`` (T, S+T) is added to the scores. Without a mask, attention is causal if S = 0, and a
     single query (T = 1) attends to everything. G divides H: H/G query heads share a key head.
     """
-    # Without a mask, several queries have no cache before them (``Llama.run_layers`` sees to it).
     causal = mask is None and q.shape[2] > 1
     grouped = k.shape[1] < q.shape[1]
     return F.scaled_dot_product_attention(

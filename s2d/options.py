@@ -38,22 +38,23 @@ THRESHOLD = 0.5  # of an exit without a threshold in config.json: the published 
 NGRAM_THRESHOLD = 0.9
 # Exit 0 alone: tuned on SmolLM2-135M with its datastore (end of bench/README.md).
 NGRAM_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(3, 5, 5))
-# The numbers that an option may be: of which kind, from and up to what.
-RANGES = {
-    "max_new_tokens": (Integral, 1, inf),
-    "temperature": (Real, 0, 1e6),
-    "top_p": (Real, 1e-6, 1),
-    "top_k": (Integral, 0, inf),
-    "seed": (Integral, 0, inf),
-    "stop": (Real, 0, 1),
-    "draft_length": (Integral, 1, MAX_NODES),
-}
-# What an object has to have that is given for an option.
-MEMBERS = {
-    "stop_at": ("begin", "cut"),
-    "decision": ("estimate", "threshold", "prepare_for"),
-    "datastore": ("followers", "doubts"),
-}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is decided, from what was ``asked`` and from the draft's config.json."""
+
+    asked: "Options"
+    method: str
+    exits: tuple[int | Exit, ...]  # in the order in which they are asked; none: no draft
+    thresholds: tuple[float, ...]  # one for each exit
+    shape: Shape  # of the trees; a chain is a tree, too
+    stop: float  # a path that is less probable gets no children
+
+    def as_dict(self) -> dict[str, Any]:
+        """What was decided, in the place of what was asked, by the names of the options."""
+        decided = {"method": self.method, "exits": self.exits, "thresholds": self.thresholds}
+        return vars(self.asked) | decided | {"tree": self.shape, "stop": self.stop}
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,97 @@ class Options:
     rule: str | Rule = "noise"
     init: str = "draft"  # or "target": the target proposes the first level (mcsd/roots.py)
     decision: Any = None  # a model that estimates where drafting pays (mcsd/decision.py)
-    datastore: Any = (
-        None  # n-grams that exit 0 knows besides those of the text (ngram/datastore.py)
-    )
+    datastore: Any = None  # n-grams of other texts, for exit 0 (ngram/datastore.py)
     # Where an answer ends besides EOS, such as ``StopStrings(tokenizer, ["User:"])``; or an object
     # of your own with ``begin`` and ``cut``, as it has.
     stop_at: Any = None
+
+    def plan(self, config: LlamaConfig | None) -> Plan:
+        """What is decided; ValueError for what cannot be run.
+
+        ``config`` is the draft model's. Without one, exit 0 drafts alone.
+        """
+        for name, members in MEMBERS.items():
+            value = getattr(self, name)
+            has_all = all(hasattr(value, member) for member in members)
+            if value is not None and (isinstance(value, type) or not has_all):
+                words = ", ".join(members)
+                raise ValueError(f"{name} is an object with {words}, not {short(value)}")
+        if self.method == "ar":
+            alone = replace(self, init="draft", decision=None)
+            return Plan(alone, "ar", exits=(), thresholds=(), shape=FixedShape(()), stop=0.0)
+        exit_0_alone = self.exits == (0,) or (self.exits is None and config is None)
+        drafting = default_drafting(None if exit_0_alone else config)
+        method = self.method
+        if method is None:
+            method = "s2d-tree" if exit_0_alone and self.draft_length is None else "s2d"
+        exits = drafting.exits if method in ("s2d", "s2d-tree") else drafting.exits[-1:]
+        if self.exits is not None:
+            exits = tuple(int(each) if isinstance(each, Integral) else each for each in self.exits)
+        numbers = [each for each in exits if isinstance(each, int)]
+        if not exits or numbers != sorted(set(numbers)):
+            raise ValueError(f"exits must increase, not {numbers}")
+        layers = 0 if config is None else config.num_hidden_layers
+        if numbers and not 0 <= numbers[0] <= numbers[-1] <= layers:
+            draft = f"the draft has {layers} layers" if layers else "there is no draft model"
+            raise ValueError(f"exits {numbers}: {draft}")
+        if self.datastore is not None and 0 not in exits:
+            raise ValueError("a datastore is what exit 0 reads, which is not among the exits")
+        thresholds = self.choose_thresholds(exits, drafting)
+        shape = self.choose_shape(method, drafting)
+        check_shape(shape)
+        is_chain = isinstance(shape, FixedShape) and max(shape.widths) == 1
+        stop = drafting.stop if is_chain or exit_0_alone else 0.0
+        if self.decision is not None:
+            stop = self.decision.threshold
+        if self.stop is not None:
+            stop = self.stop
+        return Plan(self, method, exits, thresholds, shape, stop)
+
+    def choose_thresholds(
+        self, exits: tuple[int | Exit, ...], drafting: Drafting
+    ) -> tuple[float, ...]:
+        """A threshold for each of ``exits``: what is asked for, or what the draft has."""
+        if self.thresholds is not None:
+            if len(self.thresholds) != len(exits):
+                raise ValueError(f"{len(exits)} exits, but {len(self.thresholds)} thresholds")
+            return self.thresholds
+        if exits == drafting.exits:
+            return drafting.thresholds
+        # A threshold of 0, as of a draft's last exit, would hide the exits that are given after it.
+        own = zip(drafting.exits, drafting.thresholds)
+        known = {0: NGRAM_THRESHOLD} | {each: number for each, number in own if number > 0}
+        thresholds = []
+        for each in exits[:-1]:
+            if not isinstance(each, int):
+                raise ValueError(f"no threshold is known for {short(each)}: give thresholds")
+            thresholds.append(known.get(each, THRESHOLD))
+        return (*thresholds, 0.0)  # the last exit always drafts
+
+    def choose_shape(self, method: str, drafting: Drafting) -> Shape:
+        """The shape that is asked for, or the method's."""
+        if is_object(self.tree, Shape):
+            return self.tree
+        if self.tree is not None:
+            try:
+                return FixedShape(tuple(map(index, islice(self.tree, MAX_NODES + 1))))
+            except TypeError:
+                words = "a tree is a list of widths or a Shape"
+                raise ValueError(f"{words}, not {short(self.tree)}") from None
+        if self.draft_length is None and method == "mcsd":
+            return FixedShape(MCSD_TREE)
+        if self.draft_length is None and method == "s2d-tree":
+            return GrowingShape(*drafting.tree)
+        return FixedShape((1,) * (self.draft_length or drafting.length))
+
+    def distribution(self, logits: Tensor) -> Tensor:
+        """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.
+
+        At temperature 0 nothing is drawn. It then returns the probabilities at temperature 1.
+        """
+        if self.temperature == 0:
+            return warp(logits, temperature=1.0)
+        return warp(logits, self.temperature, self.top_p, self.top_k)
 
     def __post_init__(self) -> None:
         """ValueError for what can never be run."""
@@ -126,109 +212,23 @@ class Options:
             if not isinstance(each, Real) or not 0 <= each < inf:
                 raise ValueError(f"thresholds are numbers from 0, not {short(each)}")
 
-    def plan(self, config: LlamaConfig | None) -> "Plan":
-        """What is decided; ValueError for what cannot be run.
 
-        ``config`` is the draft model's. Without one, exit 0 drafts alone.
-        """
-        for name, members in MEMBERS.items():
-            value = getattr(self, name)
-            has_all = all(hasattr(value, member) for member in members)
-            if value is not None and (isinstance(value, type) or not has_all):
-                words = ", ".join(members)
-                raise ValueError(f"{name} is an object with {words}, not {short(value)}")
-        if self.method == "ar":
-            alone = replace(self, init="draft", decision=None)
-            return Plan(alone, "ar", exits=(), thresholds=(), shape=FixedShape(()), stop=0.0)
-        is_table = self.exits == (0,) or (self.exits is None and config is None)
-        drafting = default_drafting(None if is_table else config)
-        method = self.method
-        if method is None:
-            method = "s2d-tree" if is_table and self.draft_length is None else "s2d"
-        exits = drafting.exits if method in ("s2d", "s2d-tree") else drafting.exits[-1:]
-        if self.exits is not None:
-            exits = tuple(int(each) if isinstance(each, Integral) else each for each in self.exits)
-        numbers = [each for each in exits if isinstance(each, int)]
-        if not exits or numbers != sorted(set(numbers)):
-            raise ValueError(f"exits must increase, not {numbers}")
-        layers = 0 if config is None else config.num_hidden_layers
-        if numbers and not 0 <= numbers[0] <= numbers[-1] <= layers:
-            draft = f"the draft has {layers} layers" if layers else "there is no draft model"
-            raise ValueError(f"exits {numbers}: {draft}")
-        if self.datastore is not None and 0 not in exits:
-            raise ValueError("a datastore is what exit 0 reads, which is not among the exits")
-        thresholds = self.choose_thresholds(exits, drafting)
-        shape = self.choose_shape(method, drafting)
-        check_shape(shape)
-        is_chain = isinstance(shape, FixedShape) and max(shape.widths) == 1
-        stop = drafting.stop if is_chain or is_table else 0.0
-        if self.decision is not None:
-            stop = self.decision.threshold
-        if self.stop is not None:
-            stop = self.stop
-        return Plan(self, method, exits, thresholds, shape, stop)
-
-    def choose_thresholds(
-        self, exits: tuple[int | Exit, ...], drafting: Drafting
-    ) -> tuple[float, ...]:
-        """A threshold for each of ``exits``: what is asked for, or what the draft has."""
-        if self.thresholds is not None:
-            if len(self.thresholds) != len(exits):
-                raise ValueError(f"{len(exits)} exits, but {len(self.thresholds)} thresholds")
-            return self.thresholds
-        if exits == drafting.exits:
-            return drafting.thresholds
-        # A threshold of 0, as of a draft's last exit, would hide exits that are given after it.
-        own = zip(drafting.exits, drafting.thresholds)
-        known = {0: NGRAM_THRESHOLD} | {each: number for each, number in own if number > 0}
-        thresholds = []
-        for each in exits[:-1]:
-            if not isinstance(each, int):
-                raise ValueError(f"no threshold is known for {short(each)}: give thresholds")
-            thresholds.append(known.get(each, THRESHOLD))
-        return (*thresholds, 0.0)  # the last exit always drafts
-
-    def choose_shape(self, method: str, drafting: Drafting) -> Shape:
-        """The shape that is asked for, or the method's."""
-        if is_object(self.tree, Shape):
-            return self.tree
-        if self.tree is not None:
-            try:
-                return FixedShape(tuple(map(index, islice(self.tree, MAX_NODES + 1))))
-            except TypeError:
-                words = "a tree is a list of widths or a Shape"
-                raise ValueError(f"{words}, not {short(self.tree)}") from None
-        if self.draft_length is None and method == "mcsd":
-            return FixedShape(MCSD_TREE)
-        if self.draft_length is None and method == "s2d-tree":
-            return GrowingShape(*drafting.tree)
-        return FixedShape((1,) * (self.draft_length or drafting.length))
-
-    def distribution(self, logits: Tensor) -> Tensor:
-        """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.
-
-        At temperature 0 nothing is drawn. It then returns the probabilities at temperature 1.
-        """
-        if self.temperature == 0:
-            return warp(logits, temperature=1.0)
-        return warp(logits, self.temperature, self.top_p, self.top_k)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is decided, from what was ``asked`` and from the draft's config.json."""
-
-    asked: Options
-    method: str
-    exits: tuple[int | Exit, ...]  # in the order in which they are asked; none: no draft
-    thresholds: tuple[float, ...]  # one for each exit
-    shape: Shape  # of the trees; a chain is a tree, too
-    stop: float  # a path that is less probable gets no children
-
-    def as_dict(self) -> dict[str, Any]:
-        """What was decided, in the place of what was asked, by the names of the options."""
-        decided = {"method": self.method, "exits": self.exits, "thresholds": self.thresholds}
-        return vars(self.asked) | decided | {"tree": self.shape, "stop": self.stop}
+# The numbers that an option may be: of which kind, from and up to what.
+RANGES = {
+    "max_new_tokens": (Integral, 1, inf),
+    "temperature": (Real, 0, 1e6),
+    "top_p": (Real, 1e-6, 1),
+    "top_k": (Integral, 0, inf),
+    "seed": (Integral, 0, inf),
+    "stop": (Real, 0, 1),
+    "draft_length": (Integral, 1, MAX_NODES),
+}
+# What an object has to have that is given for an option.
+MEMBERS = {
+    "stop_at": ("begin", "cut"),
+    "decision": ("estimate", "threshold", "prepare_for"),
+    "datastore": ("followers", "doubts"),
+}
 
 
 def is_one_of(value: Any, names: Sequence[str]) -> bool:

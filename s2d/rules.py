@@ -15,7 +15,7 @@ top-k and top-p. The text has to be the target's own, or a draw from its distrib
 Any object with the members of ``Rule`` can be given to ``generate``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -71,7 +71,7 @@ class Rule(Protocol):
 
 
 def follow(tree: Tree, choices: list[int], start: int = 0) -> tuple[list[int], int]:
-    """Walk from the node ``start`` to the child that is the target's choice, and on from there.
+    """Walk from ``start``, the root, to the child that is the target's choice, and on from there.
 
     choices[i] is the token that the target takes after node i. It depends on the text and on the
     seed, but not on the draft. So the text is the target's own, whatever the tree is made of. An
@@ -88,24 +88,6 @@ def follow(tree: Tree, choices: list[int], start: int = 0) -> tuple[list[int], i
     return accepted, choices[node]
 
 
-def as_lists(tokens: Tensor, probs: Tensor) -> tuple[list[list[int]], list[list[float]]]:
-    """``tokens`` and their ``probs`` (R, C) as lists, without tokens of probability 0."""
-    both = torch.stack((tokens.to(probs.dtype), probs))  # so that a GPU is waited for once
-    token_rows = []
-    prob_rows = []
-    for row in zip(*both.tolist()):
-        possible = [(int(token), prob) for token, prob in zip(*row) if prob > 0]
-        token_rows.append([token for token, _ in possible])
-        prob_rows.append([prob for _, prob in possible])
-    return token_rows, prob_rows
-
-
-def best_children(scores: Tensor, count: int) -> Proposal:
-    """The ``count`` tokens with the largest ``scores`` (R, V), which are their estimates too."""
-    probs, tokens = scores.topk(min(count, scores.shape[1]))
-    return Proposal(*as_lists(tokens, probs))
-
-
 class Greedy:
     """Temperature 0: the most probable tokens."""
 
@@ -119,25 +101,7 @@ class Greedy:
         return follow(tree, choices, start)
 
 
-class Sampled:
-    """What the rules above temperature 0 have in common: how logits become a distribution."""
-
-    exact = True
-
-    def __init__(self, warped: Callable[[Tensor], Tensor]) -> None:
-        """``warped``: logits (R, V) -> probabilities (R, V), such as ``Options.distribution``."""
-        self.warped = warped
-
-    def distribution(self, logits: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-        """What tokens after R ``nodes`` of ``tree`` are drawn from (R, V): q, or p of the target.
-
-        This is the only place where ``logits`` (R, V) become p or q. A subclass may make them
-        depend on the path of a node, as with a penalty for repetition.
-        """
-        return self.warped(logits)
-
-
-class Rejection(Sampled):
+class Rejection:
     """Rejection sampling: a token x from q is accepted with probability min(1, p(x) / q(x)).
 
     The text follows p under four conditions:
@@ -153,26 +117,29 @@ class Rejection(Sampled):
     drawn from a distribution that has only x: it is accepted with probability p(x), and what is
     left of p is p without x. So q plays no part in the test.
 
+    ``distribution`` turns logits (R, V) into probabilities, such as ``Options.distribution``.
     Tokens are drawn and tested on the CPU, where ``draws`` come from.
     """
 
+    exact = True
+
     def __init__(
-        self, warped: Callable[[Tensor], Tensor], draws: Draws, chosen: bool = False
+        self, distribution: Callable[[Tensor], Tensor], draws: Draws, chosen: bool = False
     ) -> None:
-        super().__init__(warped)
+        self.distribution = distribution
         self.draws = draws
         self.chosen = chosen
 
     def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
-        q = self.distribution(logits, tree, nodes)  # (R, V)
+        q = self.distribution(logits)  # (R, V)
         if self.chosen:
             return best_children(q, count)
         q = q.cpu()
         tokens = self.draws.candidates(q, min(count, q.shape[1]))
-        return Proposal(*as_lists(tokens, q.gather(1, tokens)), q.unbind())
+        return Proposal(*as_lists(tokens, q.gather(1, tokens)), q=q.unbind())
 
     def verify(self, tree: Tree, logits: Tensor, start: int = 0) -> tuple[list[int], int]:
-        p = self.distribution(logits, tree, range(len(tree.tokens))).cpu()  # (N+1, V)
+        p = self.distribution(logits).cpu()  # (N+1, V)
         accepted: list[int] = []
         node = start
         while True:
@@ -224,21 +191,41 @@ def without(q: Tensor, token: int) -> Tensor:
     return rest / total if total > 0 else rest
 
 
-class SharedNoise(Sampled):
+class SharedNoise:
     """The target takes the token with the largest p / e. The draft knows e as well (``Noise``)."""
 
-    def __init__(self, warped: Callable[[Tensor], Tensor], noise: Noise) -> None:
-        super().__init__(warped)
+    exact = True
+
+    def __init__(self, distribution: Callable[[Tensor], Tensor], noise: Noise) -> None:
+        self.distribution = distribution
         self.noise = noise
 
     def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
         """The children are the tokens with the largest ``draft_scores``."""
-        q = self.distribution(logits, tree, nodes)  # (R, V)
+        q = self.distribution(logits)  # (R, V)
         scores = draft_scores(q, self.noise.at(tree.next_positions(nodes)))  # (R, V)
         return best_children(scores / scores.sum(dim=-1, keepdim=True), count)
 
     def verify(self, tree: Tree, logits: Tensor, start: int = 0) -> tuple[list[int], int]:
-        nodes = range(len(tree.tokens))
-        p = self.distribution(logits, tree, nodes)  # (N+1, V)
-        choices = (p / self.noise.at(tree.next_positions(nodes))).argmax(dim=-1).tolist()
+        p = self.distribution(logits)  # (N+1, V)
+        noise = self.noise.at(tree.next_positions(range(len(tree.tokens))))  # (N+1, V)
+        choices = (p / noise).argmax(dim=-1).tolist()
         return follow(tree, choices, start)
+
+
+def best_children(scores: Tensor, count: int) -> Proposal:
+    """The ``count`` tokens with the largest ``scores`` (R, V), which are their estimates too."""
+    probs, tokens = scores.topk(min(count, scores.shape[1]))
+    return Proposal(*as_lists(tokens, probs))
+
+
+def as_lists(tokens: Tensor, probs: Tensor) -> tuple[list[list[int]], list[list[float]]]:
+    """``tokens`` and their ``probs`` (R, C) as lists, without tokens of probability 0."""
+    both = torch.stack((tokens.to(probs.dtype), probs))  # so that a GPU is waited for once
+    token_rows = []
+    prob_rows = []
+    for row in zip(*both.tolist()):
+        possible = [(int(token), prob) for token, prob in zip(*row) if prob > 0]
+        token_rows.append([token for token, _ in possible])
+        prob_rows.append([prob for _, prob in possible])
+    return token_rows, prob_rows

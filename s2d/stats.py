@@ -22,7 +22,7 @@ class Step:
     accepted: list[int] = field(init=False)  # the nodes of a path, up to the answer's end
     tokens: list[int] = field(init=False)  # emitted: the path's, and the bonus token, up to the end
     draft_seconds: float = field(init=False)
-    target_seconds: float = field(init=False)  # from the end of drafting until the logits are there
+    target_seconds: float = field(init=False)  # of the target's pass; on a GPU, until it is queued
     seconds: float = field(init=False)  # of the whole step
 
     @property

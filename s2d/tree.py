@@ -16,8 +16,7 @@ numbered anew, from 0 to N again.
 
 A cache has entries. The context of n tokens has the entries 0 to n-1, and the last of them is the
 root. In the target's cache, node i is entry n-1+i. The draft reads only nodes that are to get
-children. They are *expanded*: here 0, 1, 2, 3 and 5. In the draft's caches, the node
-``Tree.expanded[i]`` is entry n-1+i.
+children. They are *expanded*: here 0, 1, 2, 3 and 5.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,9 +41,6 @@ class Shape(Protocol):
     # The most nodes besides the root that a cache has to hold. The target's cache holds the nodes
     # that are sent, and the draft's those that are expanded.
     capacity: int
-    # Whether the target checks all nodes. If it does, children may be drawn; otherwise they are
-    # chosen (``rules.Rejection``).
-    sends_all: bool
 
     def width(self, depth: int) -> int:
         """How many children a node at this depth gets."""
@@ -69,8 +65,6 @@ class FixedShape:
     """
 
     widths: tuple[int, ...]
-
-    sends_all = True
 
     @property
     def depth(self) -> int:
@@ -103,8 +97,6 @@ class GrowingShape:
     depth: int
     size: int
 
-    sends_all = False
-
     @property
     def capacity(self) -> int:
         return max(self.size, self.top_k * (self.depth - 1))  # the last level is not expanded
@@ -132,10 +124,9 @@ def most_probable(nodes: Iterable[int], probs: list[float], count: int) -> list[
 class Proposal(NamedTuple):
     """Children for each of R nodes: the best first, or in the order in which they were drawn.
 
-    ``probs`` are estimates of the probability that a child is accepted after its parent. ``stop``
-    and the growing of trees go by their product along a path; the verification never looks at them.
-    ``rules.Greedy`` estimates by the draft's probability at temperature 1, ``Rejection`` by q, and
-    ``SharedNoise`` by a token's share of all scores, which is rough and not derived.
+    ``probs`` estimate the probability that a child is accepted after its parent. Only ``stop`` and
+    the growing of trees use them: ``Greedy`` gives the draft's probability at temperature 1,
+    ``Rejection`` gives q, and ``SharedNoise`` a token's share of all scores, a rough guess.
     """
 
     tokens: list[list[int]]  # R lists; some are shorter where few tokens are possible

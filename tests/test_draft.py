@@ -119,7 +119,7 @@ def test_a_shape_of_ones_own():
     """An object with the members of ``Shape``: nodes with even numbers get children."""
 
     class Even:
-        depth, capacity, sends_all = 3, 20, True
+        depth, capacity = 3, 20
 
         def width(self, depth):
             return 3

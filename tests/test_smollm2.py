@@ -39,5 +39,5 @@ def test_run_drafts_from_the_shipped_datastore_and_says_what_it_gained(folder, c
     out, error = capsys.readouterr()
     assert f"the text and of {WEIGHTS / NAME}-datastore.safetensors" in error
     assert "exits          exit 0: asked" in error
-    assert "sky" in out and "s2d-tree, lossless" in error
+    assert "sky" in out and "s2d-tree, growing trees 3x5x5, lossless" in error
     assert "times as fast as the target alone" in error

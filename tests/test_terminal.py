@@ -75,9 +75,8 @@ def test_acceptance_is_what_the_steps_say(options):
             right += sum(step.tree.exit_layers[node] == layer for node in step.accepted)
         asked = sum(levels[deeper] for deeper in (1, 2, 4) if deeper >= layer)
         assert [*counts.values()] == [asked, drafted, right]
-    shown = "4: asked for {} levels, drafted {} tokens, {} right".format(
-        *found["per_exit"][4].values()
-    )
+    words = "4: asked for {} levels, drafted {} tokens, {} right"
+    shown = words.format(*found["per_exit"][4].values())
     lines = report(decoder.result(), SimpleNamespace(target=target, draft=draft))
     assert shown in lines and lines.endswith(", lossless")
 

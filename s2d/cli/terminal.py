@@ -100,7 +100,7 @@ def report(generation: Generation, pair: Pair) -> str:
             words = "nothing is drawn at temperature 0"
         elif plan.method == "ar":
             words = "nothing is drafted, and nothing is tested"
-        elif not plan.shape.sends_all:
+        elif not isinstance(plan.shape, FixedShape):
             words = "a token of a growing tree is not drawn from q, and is tested by p alone"
         lines.append(f"rejection      {words}")
     return "\n".join(lines)

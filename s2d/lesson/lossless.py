@@ -176,7 +176,7 @@ class BestAsDrawn(Rejection):
     """the best token of q is tested as if it were drawn (jaymody/speculative-sampling 3)"""
 
     def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
-        q = self.distribution(logits, tree, nodes)
+        q = self.distribution(logits)
         return best_children(q, count)._replace(q=q.unbind())
 
 
@@ -201,7 +201,7 @@ class OtherTopP(Rejection):
     def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
         kept = warp(logits, TEMPERATURE, top_p=0.6).log() * TEMPERATURE
         proposal = super().propose(tree, nodes, kept, count)
-        return proposal._replace(q=self.distribution(logits, tree, nodes).unbind())
+        return proposal._replace(q=self.distribution(logits).unbind())
 
 
 class KeptIfLikely(Rejection):

@@ -97,7 +97,7 @@ class LongestPath:
         if count == 0:
             return []
         if isinstance(self.rule, Rejection):
-            p = self.rule.distribution(logits[node : node + 1], tree, [node])[0].cpu()  # (V,)
+            p = self.rule.distribution(logits[node]).cpu()  # (V,)
             rest = without(p, first)
             others = self.rule.draws.candidates(rest[None], min(count, len(rest) - 1))[0]
         else:

@@ -17,7 +17,7 @@ from ..cli.colors import Color
 from ..decoder import Decoder
 from ..draft import LayerExit
 from ..mcsd.roots import LongestPath, RootsDecoder
-from ..rules import Exit, Prediction, Rejection, Sampled, SharedNoise, residual, without
+from ..rules import Exit, Prediction, Rejection, SharedNoise, residual, without
 from ..sampling import Draws, warp
 from ..stats import Step
 from ..tree import Tree
@@ -115,8 +115,8 @@ class Recorder:
     def add(self, step: Step) -> None:
         """Record a Step that was just made."""
         tree = step.tree
-        if isinstance(self.rule, Sampled):
-            p = self.rule.distribution(step.logits, tree, range(len(tree.tokens)))
+        if isinstance(self.rule, (Rejection, SharedNoise)):
+            p = self.rule.distribution(step.logits)
         else:
             p = self.decoder.plan.asked.distribution(step.logits)
         p = p.cpu()  # (N+1, V)
