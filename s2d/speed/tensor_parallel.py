@@ -11,7 +11,6 @@ same on all ranks, so their trees are the same too, if the processors are of one
 import atexit
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -30,7 +29,7 @@ from ..model import Llama
 DIVIDED = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 0)
 DIVIDED |= {"o_proj": 1, "down_proj": 1}
 A_PERSON = timedelta(days=1)  # how long ranks wait for what somebody types on rank 0
-AT_EXIT = 20  # seconds that a rank waits at its end for the others
+AT_EXIT = timedelta(seconds=20)  # how long a rank waits at its end for the others
 
 
 def join_processes() -> None:
@@ -61,14 +60,13 @@ def leave_processes(store: dist.Store, stderr: TextIO) -> None:
     So rank 0 has the time to say what all ranks find wrong. If a rank fails alone, the others wait
     for its part of a sum, and it says here what is wrong.
     """
-    end = time.monotonic() + AT_EXIT
-    store.add("ended", 1)
-    while store.add("ended", 0) < dist.get_world_size():
-        if time.monotonic() > end:
-            if dist.get_rank() > 0:
-                stderr.write(sys.stderr.getvalue())
-            break
-        time.sleep(0.05)
+    rank = dist.get_rank()
+    store.set(f"{rank} has ended", "")
+    try:
+        store.wait([f"{other} has ended" for other in range(dist.get_world_size())], AT_EXIT)
+    except dist.DistError:  # after the time is over, or without rank 0, which keeps the store
+        if rank > 0:
+            stderr.write(sys.stderr.getvalue())
 
 
 def from_rank_0(function: Callable[[], Any]) -> Any:
