@@ -54,7 +54,12 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatc
     out, error = capsys.readouterr()
     assert out == EXAMPLE_ANSWER + "\n"
     notices, _, block = error.partition("\n\n")
-    begins = "mini-13b is a miniature in ", "loading target ", "prompt format: Vicuna", "target on "
+    begins = (
+        "mini-13b is a miniature of 6 million ",
+        "loading target ",
+        "prompt format: Vicuna",
+        "target on ",
+    )
     assert all(map(str.startswith, notices.splitlines(), begins)) and notices.count("\n") == 3
     assert block.splitlines()[-1].startswith("speed ")
 

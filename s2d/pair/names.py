@@ -68,13 +68,12 @@ def miniature_note(name: str) -> str:
     folder = find_target(name)
     if not folder.name.startswith("mini-"):
         return ""
+    millions = (folder / "model.safetensors").stat().st_size / 2e6  # in bfloat16
     stands_for = ""
     if name in FOLDER_OF_SIZE:
-        stands_for = f" in the place of weights/{FOLDER_OF_SIZE[name]}, which is not there"
-    return (
-        f"{folder.name} is a miniature{stands_for}. It knows only a small made-up world: "
-        "32 countries, sums, easy German and stories. --examples lists prompts that it can answer."
-    )
+        stands_for = f", as weights/{FOLDER_OF_SIZE[name]} is not there"
+    what = f"{folder.name} is a miniature of {millions:.0f} million parameters{stands_for}"
+    return f"{what}. It knows a small made-up world: see --examples."
 
 
 def find_draft(
