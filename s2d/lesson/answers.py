@@ -35,9 +35,8 @@ def ancestor_mask(parents: Sequence[int]) -> np.ndarray:
     In the project: ``mask.add_nodes``, level by level.
     """
     mask = np.eye(len(parents), dtype=bool)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            mask[node] |= mask[parent]
+    for node in range(1, len(parents)):
+        mask[node] |= mask[parents[node]]
     return mask
 
 

@@ -14,38 +14,39 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from ..draft import SortedDraft
-from ..options import Options, Plan
-from ..rules import Prediction, Rejection, Rule, SharedNoise, best_children, residual, without
+from ..rules import Rejection, Rule, SharedNoise, best_children, residual, without
 from ..sampling import Draws, warp
-from ..tree import FixedShape, Proposal, Tree
+from ..tree import Proposal, Tree
 
 V = 3  # tokens of the vocabulary
 TEMPERATURE = 0.6
 SHAPES = {"chain 1,1": (1, 1), "tree 2,1": (2, 1)}
 POINTS = 2048  # at which noise is integrated: that is good to two digits
-Nodes = list[int]
-Tested = tuple[int | None, Tensor]
+TARGET = 2  # seeds of two made-up models
+OTHER = 5  # the draft is half way between them
 
 
 class EveryOutcome(Draws):
     """Draws that replay a list of choices, and know how probable they are.
 
-    At a fork that is new, the first choice is taken, and the others go to ``untried``.
-    ``numbers`` are what ``uniform`` returns.
+    At a fork that is new, the first choice is taken, and the others go to ``untried``. The numbers
+    of ``uniform`` are those of one of ``points``, which are all equally probable.
     """
 
-    def __init__(self, choices: Sequence[int], numbers: Sequence[float] = ()) -> None:
-        self.choices = list(choices)
+    def __init__(self, choices: list[int], points: Sequence[list[float]]) -> None:
+        self.choices = choices
         self.used = 0
         self.probability = 1.0
         self.untried: list[list[int]] = []
-        self.numbers = iter(numbers)
-        self.is_exact = True  # no number was asked for
+        self.points = points
+        self.numbers: Iterator[float] | None = None  # None until a number is asked for
 
     def uniform(self, count: int) -> Tensor:
-        self.is_exact = False
-        return torch.tensor([next(self.numbers) for _ in range(count)], dtype=torch.float64)
+        if self.numbers is None:
+            chances = [1 / len(self.points)] * len(self.points)
+            self.numbers = iter(self.points[self.choose(chances)])
+        numbers = [next(self.numbers) for _ in range(count)]
+        return torch.tensor(numbers, dtype=torch.float64)
 
     def choose(self, probs: list[float]) -> int:
         """The next choice among outcomes with these probabilities."""
@@ -67,45 +68,30 @@ class EveryOutcome(Draws):
 
 
 def every_outcome(
-    step: Callable[[EveryOutcome], list[int]], numbers: Sequence[float] = ()
+    step: Callable[[EveryOutcome], list[int]], points: Sequence[list[float]] = ()
 ) -> Iterator[tuple[list[int], EveryOutcome]]:
     """Yield what ``step`` emits, and the draws that led to it, for all that it may draw."""
     waiting: list[list[int]] = [[]]
     while waiting:
-        draws = EveryOutcome(waiting.pop(), numbers)
+        draws = EveryOutcome(waiting.pop(), points)
         yield step(draws), draws
         waiting += draws.untried
 
 
 @cache
-def logits_after(path: tuple[int, ...], seed: int) -> Tensor:
-    """The logits (V,) of a small made-up model after some tokens."""
-    number = sum((token + 1) * 10**place for place, token in enumerate(path))
-    generator = torch.Generator().manual_seed(1000 * seed + number)
-    return 1.5 * torch.randn(V, dtype=torch.float64, generator=generator)
+def logits_after(paths: tuple[tuple[int, ...], ...], seed: int) -> Tensor:
+    """Logits (R, V) of a small made-up model after each of R paths."""
+    rows = []
+    for path in paths:
+        number = sum((token + 1) * 10**place for place, token in enumerate(path))
+        generator = torch.Generator().manual_seed(1000 * seed + number)
+        rows.append(1.5 * torch.randn(V, dtype=torch.float64, generator=generator))
+    return torch.stack(rows)
 
 
-def target_after(path: tuple[int, ...]) -> Tensor:
-    """The target's logits (V,) after a path."""
-    return logits_after(path, seed=2)
-
-
-class MadeUpExit:
-    """The only exit of a draft that is half right."""
-
-    exit_layer = 1
-    max_positions = 1e9
-
-    def start(self, capacity: int) -> None:
-        """It needs no cache."""
-
-    def predict(self, tree: Tree, nodes: list[int]) -> Prediction:
-        paths = [tuple(tree.path(node)) for node in nodes]
-        rows = [(target_after(path) + logits_after(path, seed=5)) / 2 for path in paths]
-        return Prediction(torch.stack(rows), confidence=1.0)
-
-    def keep(self, tree: Tree, accepted: list[int]) -> None:
-        """It keeps nothing."""
+def distribution(logits: Tensor) -> Tensor:
+    """Logits (..., V) -> p or q (..., V)."""
+    return warp(logits, TEMPERATURE)
 
 
 class Measured(NamedTuple):
@@ -118,49 +104,43 @@ def measure(make_rule: Callable[[Draws], Rule], widths: tuple[int, ...]) -> Meas
     """What a step emits under a rule, in a tree with these ``widths``.
 
     ``make_rule(draws)`` makes the rule. All of its random choices have to come from ``draws``, by
-    ``draw``, ``flip``, ``candidates`` and ``uniform``. ``distribution`` below says which p and q
-    the rule is measured with.
+    ``draw``, ``flip``, ``candidates`` and ``uniform``. ``distribution`` above makes p and q.
     """
 
     def step(draws: EveryOutcome) -> list[int]:
         rule = make_rule(draws)
-        drafter = SortedDraft(V, [MadeUpExit()], plan)
-        tree = drafter.grow(Tree([0]), len(widths), rule)
-        paths = [tuple(tree.path(node)) for node in range(len(tree.tokens))]
-        accepted, bonus = rule.verify(tree, torch.stack([target_after(path) for path in paths]))
+        tree = Tree([0])
+        for width in widths:
+            nodes = tree.leaves(least=0.0)
+            if not nodes:
+                break
+            paths = tuple(tuple(tree.path(node)) for node in nodes)
+            logits = (logits_after(paths, TARGET) + logits_after(paths, OTHER)) / 2
+            tree.add_level(nodes, rule.propose(tree, nodes, logits, width), exit_layer=1)
+        paths = tuple(tuple(tree.path(node)) for node in range(len(tree.tokens)))
+        accepted, bonus = rule.verify(tree, logits_after(paths, TARGET))
         return [tree.tokens[node] for node in accepted] + [bonus]
 
-    plan = Plan(Options(), "mcsd", (), (0.0,), FixedShape(widths), stop=0.0)
-    found = torch.zeros(V, V, dtype=torch.float64)
-    mean = 0.0
+    first = distribution(logits_after(((),), TARGET))[0]  # (V,)
+    second = distribution(logits_after(((0,), (1,), (2,)), TARGET))  # (V, V)
+    excess = -first[:, None] * second  # (V, V): what is emitted, less the target's own
+    accepted = 0.0
     is_exact = True
-    points = SobolEngine(V * (len(widths) + 1), scramble=True, seed=0).draw(POINTS).tolist()
-    for point in points:
-        for tokens, draws in every_outcome(step, point):
-            mean += draws.probability * (len(tokens) - 1)
-            is_exact = draws.is_exact
-            if len(tokens) > 1:
-                found[tokens[0], tokens[1]] += draws.probability
-            else:
-                found[tokens[0]] += draws.probability * distribution(target_after(tuple(tokens)))
-        if is_exact:  # it does not depend on the point
-            points = [point]
-            break
-    first = distribution(target_after(()))
-    second = torch.stack([distribution(target_after((token,))) for token in range(V)])
-    distance = (found / len(points) - first[:, None] * second).abs().sum().item() / 2
-    return Measured(distance, mean / len(points), is_exact)
-
-
-def distribution(logits: Tensor) -> Tensor:
-    """Logits (..., V) -> p or q (..., V)."""
-    return warp(logits, TEMPERATURE)
+    engine = SobolEngine(V * (len(widths) + 1), scramble=True, seed=0)
+    for tokens, draws in every_outcome(step, engine.draw(POINTS).tolist()):
+        if len(tokens) > 1:
+            excess[tokens[0], tokens[1]] += draws.probability
+        else:  # the next step begins with a draw from p
+            excess[tokens[0]] += draws.probability * second[tokens[0]]
+        accepted += draws.probability * (len(tokens) - 1)
+        is_exact = is_exact and draws.numbers is None
+    return Measured(excess.abs().sum().item() / 2, accepted, is_exact)
 
 
 class DrawnNoise:
     """Noise from uniform numbers: a row for each position, or ``one_row`` for all."""
 
-    def __init__(self, draws: Draws, one_row: bool = False) -> None:
+    def __init__(self, draws: Draws, one_row: bool) -> None:
         self.row = cache(lambda position: -torch.log(draws.uniform(V).clamp(1e-12, 1 - 1e-12)))
         self.one_row = one_row
 
@@ -168,132 +148,91 @@ class DrawnNoise:
         return torch.stack([self.row(0 if self.one_row else each) for each in positions])
 
 
-# Rules with one mistake each. A docstring says what is wrong, and where that was seen: in a paper,
-# or in a project's public tracker.
-
-
-class BestAsDrawn(Rejection):
-    """the best token of q is tested as if it were drawn (jaymody/speculative-sampling 3)"""
-
-    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
-        q = self.distribution(logits)
-        return best_children(q, count)._replace(q=q.unbind())
-
-
-class BonusFromP(Rejection):
-    """after a rejection, the bonus token is drawn from all of p (asked in NJUNLP/MCSD 5)"""
-
-    def test_children(self, children: Nodes, tokens: list[int], p: Tensor, q: Tensor) -> Tested:
-        return super().test_children(children, tokens, p, q)[0], p
-
-
-class OtherTemperature(Rejection):
-    """drawn from q at the temperature, tested against q at temperature 1 (z-lab/dflash 74)"""
-
-    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
-        proposal = super().propose(tree, nodes, logits, count)
-        return proposal._replace(q=warp(logits, 1.0).unbind())
-
-
-class OtherTopP(Rejection):
-    """drawn from q with top-p, tested against q without (like transformers 47932)"""
-
-    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
-        kept = warp(logits, TEMPERATURE, top_p=0.6).log() * TEMPERATURE
-        proposal = super().propose(tree, nodes, kept, count)
-        return proposal._replace(q=self.distribution(logits).unbind())
-
-
-class KeptIfLikely(Rejection):
-    """a token that was drawn, but is improbable, is not sent"""
-
-    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
-        tokens, probs, q = super().propose(tree, nodes, logits, count)
-        kept = [[token for token, prob in zip(*row) if prob > 0.3] for row in zip(tokens, probs)]
-        return Proposal(kept, [[prob for prob in row if prob > 0.3] for row in probs], q)
-
-
-class ExitAfterDraw(Rejection):
-    """the exit is chosen after the draw: an improbable token is drawn anew at the next exit"""
-
-    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
-        first = super().propose(tree, nodes, logits, count)
-        if min(row[0] for row in first.probs) > 0.3:
-            return first
-        return super().propose(tree, nodes, 0.5 * logits, count)
-
-
-class WithReplacement(Rejection):
-    """children are drawn without replacement, and tested as if with it (compare EAGLE 20)"""
-
-    def test_children(self, children: Nodes, tokens: list[int], p: Tensor, q: Tensor) -> Tested:
-        for child in children:
-            if self.draws.flip((p[tokens[child]] / q[tokens[child]]).item()):
-                return child, p
-            p = residual(p, q)
-        return None, p
-
-
-class AgainstP(Rejection):
-    """each child is tested against p, and not against what is left of it"""
-
-    def test_children(self, children: Nodes, tokens: list[int], p: Tensor, q: Tensor) -> Tested:
-        left = p
-        for child in children:
-            if self.draws.flip((p[tokens[child]] / q[tokens[child]]).item()):
-                return child, p
-            left = residual(left, q)
-            q = without(q, tokens[child])
-        return None, left
-
-
-class BestRatioFirst(Rejection):
-    """of several children, the one with the largest p / q is tested first"""
-
-    def test_children(self, children: Nodes, tokens: list[int], p: Tensor, q: Tensor) -> Tested:
-        ranked = sorted(children, key=lambda child: -(p / q)[tokens[child]].item())
-        return super().test_children(ranked, tokens, p, q)
-
-
-class SharedNumber(Rejection):
-    """one random number draws a token from q and tests it (vllm 47386)"""
-
-    def test_children(self, children: Nodes, tokens: list[int], p: Tensor, q: Tensor) -> Tested:
-        for child in children:
-            token = tokens[child]
-            # The number that drew the token lies between two sums of q, and passes below p / q.
-            passes = (p[token] / q[token] - q[:token].sum()) / q[token]
-            if self.draws.flip(passes.item()):
-                return child, p
-            p = residual(p, q)
-            q = without(q, token)
-        return None, p
-
-
-class Typical(Rejection):
-    """typical acceptance: a token is accepted if p is above a threshold (2401.10774)"""
-
-    def test_children(self, children: Nodes, tokens: list[int], p: Tensor, q: Tensor) -> Tested:
-        threshold = min(0.3, 0.09**0.5 * torch.exp(-torch.special.entr(p).sum()).item())
-        likely = [child for child in children if p[tokens[child]] > threshold]
-        return (likely or [None])[0], p
-
-
 def shared_noise(draws: Draws, one_row: bool = False) -> Rule:
     return SharedNoise(distribution, DrawnNoise(draws, one_row))
 
 
-RIGHT: dict[str, Callable[[Draws], Rule]] = {
-    "rejection sampling (2302.01318)": partial(Rejection, distribution),
-    "children are chosen, and tested by p alone (EAGLE 183)": partial(
+# What is wrong, and where that was seen: in a paper, or in a project's public tracker.
+MISTAKES = {
+    "best": "the best token of q is tested as if it were drawn (jaymody/speculative-sampling 3)",
+    "bonus": "after a rejection, the bonus token is drawn from all of p (asked in NJUNLP/MCSD 5)",
+    "T = 1": "drawn from q at the temperature, tested against q at temperature 1 (z-lab/dflash 74)",
+    "top-p": "drawn from q with top-p, tested against q without (like transformers 47932)",
+    "not sent": "a token that was drawn, but is improbable, is not sent",
+    "exit": "the exit is chosen after the draw: an improbable token is drawn anew at the next exit",
+    "q kept": "children are drawn without replacement, and tested as if with it (compare EAGLE 20)",
+    "against p": "each child is tested against p, and not against what is left of it",
+    "order": "of several children, the one with the largest p / q is tested first",
+    "one number": "one random number draws a token from q and tests it (vllm 47386)",
+    "typical": "typical acceptance: a token is accepted if p is above a threshold (2401.10774)",
+}
+
+
+class Mistaken(Rejection):
+    """Rejection sampling with one of the MISTAKES; with none, if ``mistake`` is another word."""
+
+    def __init__(self, mistake: str, draws: Draws) -> None:
+        super().__init__(distribution, draws)
+        self.mistake = mistake
+
+    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
+        q = distribution(logits)
+        if self.mistake == "best":
+            return best_children(q, count)._replace(q=q.unbind())
+        if self.mistake == "top-p":
+            kept = warp(logits, TEMPERATURE, top_p=0.6).log() * TEMPERATURE
+            return super().propose(tree, nodes, kept, count)._replace(q=q.unbind())
+        drawn = super().propose(tree, nodes, logits, count)
+        if self.mistake == "T = 1":
+            return drawn._replace(q=warp(logits, 1.0).unbind())
+        if self.mistake == "exit" and min(row[0] for row in drawn.probs) <= 0.3:
+            return super().propose(tree, nodes, 0.5 * logits, count)
+        if self.mistake == "not sent":
+            pairs = [list(zip(*row)) for row in zip(drawn.tokens, drawn.probs)]
+            tokens = [[token for token, prob in row if prob > 0.3] for row in pairs]
+            probs = [[prob for prob in row if prob > 0.3] for row in drawn.probs]
+            return Proposal(tokens, probs, drawn.q)
+        return drawn
+
+    def test_children(
+        self, children: list[int], tokens: list[int], p: Tensor, q: Tensor
+    ) -> tuple[int | None, Tensor]:
+        """``Rejection.test_children``, written out, with the mistakes in their places."""
+        if self.mistake == "typical":
+            threshold = 0.3 * torch.exp(-torch.special.entr(p).sum())
+            likely = [child for child in children if p[tokens[child]] > threshold]
+            return (likely or [None])[0], p
+        if self.mistake == "order":
+            children = sorted(children, key=lambda child: -(p / q)[tokens[child]].item())
+        left = p
+        for child in children:
+            token = tokens[child]
+            chance = left[token] / q[token]
+            if self.mistake == "against p":
+                chance = p[token] / q[token]
+            if self.mistake == "one number":
+                # The number that drew the token is between two sums of q, and passes below p / q.
+                chance = (chance - q[:token].sum()) / q[token]
+            if self.draws.flip(chance.item()):
+                return child, left
+            left = residual(left, q)
+            if self.mistake != "q kept":
+                q = without(q, token)
+        if self.mistake == "bonus":
+            left = p
+        return None, left
+
+
+RULES: dict[str, Callable[[Draws], Rule]] = {
+    "right: rejection sampling (2302.01318)": partial(Rejection, distribution),
+    "right: children are chosen, and tested by p alone (EAGLE 183)": partial(
         Rejection, distribution, chosen=True
     ),
-    "shared noise (2408.07978)": shared_noise,
+    "right: shared noise (2408.07978)": shared_noise,
 }
-MISTAKES = [BestAsDrawn, BonusFromP, OtherTemperature, OtherTopP, KeptIfLikely, ExitAfterDraw]
-MISTAKES += [WithReplacement, AgainstP, BestRatioFirst, SharedNumber, Typical]
-WRONG = {kind.__doc__: partial(kind, distribution) for kind in MISTAKES}
-WRONG["one row of noise for all positions"] = partial(shared_noise, one_row=True)
+for mistake, title in MISTAKES.items():
+    RULES[f"wrong: {title}"] = partial(Mistaken, mistake)
+RULES["wrong: one row of noise for all positions"] = partial(shared_noise, one_row=True)
 
 
 def show(measured: Measured) -> str:
@@ -308,10 +247,9 @@ def main() -> None:
     """Print the table."""
     print("Distance of the first two tokens from the target's own / accepted tokens in a step.\n")
     print(f"| rule | {' | '.join(SHAPES)} |\n|---|---|---|")
-    for title, rules in (("right", RIGHT), ("wrong", WRONG)):
-        for name, make_rule in rules.items():
-            cells = [show(measure(make_rule, widths)) for widths in SHAPES.values()]
-            print(f"| {title}: {name} | {' | '.join(cells)} |", flush=True)
+    for name, make_rule in RULES.items():
+        cells = [show(measure(make_rule, widths)) for widths in SHAPES.values()]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

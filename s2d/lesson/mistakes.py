@@ -1,10 +1,12 @@
-"""Mistakes in the exercises, and symptoms of mistakes in results. A docstring is what is said."""
+"""Mistakes in the exercises. The docstring of a mistake is what a learner is told."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from .answers import ancestor_mask, choose_exit
 
 
 def swapped_ratio(p: Tensor, q: Tensor, token: int) -> Tensor:
@@ -16,12 +18,6 @@ def swapped_ratio(p: Tensor, q: Tensor, token: int) -> Tensor:
 def above_one(p: Tensor, q: Tensor, token: int) -> Tensor:
     """The ratio is right, but where p is larger than q it is above 1, and no probability is."""
     return p[token] / q[token]
-
-
-def yes_or_no(results: list[np.ndarray]) -> bool:
-    """This says whether the token is accepted. Return the probability that it is, a number from 0
-    to 1, and draw nothing."""
-    return all(each.size == 1 and each in (0, 1) for each in results)
 
 
 def all_of_p(p: Tensor, q: Tensor) -> Tensor:
@@ -36,15 +32,10 @@ def not_normalised(p: Tensor, q: Tensor) -> Tensor:
     return (p - q).clamp(min=0.0)
 
 
-def one_token(results: list[np.ndarray]) -> bool:
-    """This is a single number. Return the probabilities of all tokens, and draw nothing."""
-    return all(each.size == 1 for each in results)
-
-
-def below_zero(results: list[np.ndarray]) -> bool:
-    """Some of these numbers are below 0, or not finite, and no probability is. Where q > p, nothing
-    is missing: replace p - q by 0 there, before you add up and divide. (All of p - q sums to 0.)"""
-    return not all(np.all(each >= 0) and np.isfinite(each).all() for each in results)
+def below_zero(p: Tensor, q: Tensor) -> Tensor:
+    """Some of these numbers are below 0, and no probability is. Where q > p, nothing is missing:
+    replace p - q by 0 there, before you add up and divide. (All of p - q sums to 0.)"""
+    return (p - q) / (p - q).sum()
 
 
 def surest(confidences: Sequence[float], thresholds: Sequence[float]) -> int:
@@ -55,10 +46,8 @@ def surest(confidences: Sequence[float], thresholds: Sequence[float]) -> int:
 
 def at_the_threshold(confidences: Sequence[float], thresholds: Sequence[float]) -> int:
     """A confidence that equals the threshold is not enough; it has to be above."""
-    for number, confidence in enumerate(confidences):
-        if confidence >= thresholds[number]:
-            return number
-    return len(confidences) - 1
+    just_below = [threshold - 1e-9 for threshold in thresholds]
+    return choose_exit(confidences, just_below)
 
 
 def causal(parents: Sequence[int]) -> np.ndarray:
@@ -70,9 +59,8 @@ def causal(parents: Sequence[int]) -> np.ndarray:
 def parent_only(parents: Sequence[int]) -> np.ndarray:
     """A node attends to its parent here, but not to the parent of its parent, and so on."""
     mask = np.eye(len(parents), dtype=bool)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            mask[node, parent] = True
+    for node in range(1, len(parents)):
+        mask[node, parents[node]] = True
     return mask
 
 
@@ -84,10 +72,10 @@ def wrapped_round(parents: Sequence[int]) -> np.ndarray:
     return mask
 
 
-def numbers_in_a_mask(results: list[np.ndarray]) -> bool:
+def numbers_in_a_mask(parents: Sequence[int]) -> np.ndarray:
     """This mask holds numbers, and attention would add these to its scores. Return booleans: True
     where the node of the row attends to the node of the column."""
-    return all(each.dtype != bool for each in results)
+    return ancestor_mask(parents).astype(float)
 
 
 def first_rows(rows: Tensor, n: int, accepted: Sequence[int]) -> Tensor:
@@ -104,13 +92,8 @@ def one_too_far(rows: Tensor, n: int, accepted: Sequence[int]) -> Tensor:
 
 MISTAKES = {
     "acceptance_probability": [swapped_ratio, above_one],
-    "residual": [all_of_p, not_normalised],
+    "residual": [all_of_p, not_normalised, below_zero],
     "choose_exit": [surest, at_the_threshold],
-    "ancestor_mask": [causal, parent_only, wrapped_round],
+    "ancestor_mask": [causal, parent_only, wrapped_round, numbers_in_a_mask],
     "kept_rows": [first_rows, one_too_far],
-}
-SYMPTOMS = {
-    "acceptance_probability": [yes_or_no],
-    "residual": [one_token, below_zero],
-    "ancestor_mask": [numbers_in_a_mask],
 }

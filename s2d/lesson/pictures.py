@@ -16,7 +16,11 @@ from ..stats import Step
 from ..tree import Tree
 
 DRAFT = COLORS[0].light
-INK, FAINT, LINE, P, Q = (SHADES[name].light for name in ("ink", "faint", "line", "p", "q"))
+INK = SHADES["ink"].light
+FAINT = SHADES["faint"].light
+LINE = SHADES["line"].light
+P = SHADES["p"].light
+Q = SHADES["q"].light
 SIDE = 0.92  # of a box; boxes are 1 apart
 TOKEN = 0.78, 0.33  # inches, the size of a box
 NUMBER = 0.4, 0.33
@@ -26,7 +30,6 @@ SVG = {"svg.fonttype": "none", "svg.hashsalt": "s2d"}  # a text stays a text; eq
 Piece = Callable[[int], str]  # a token -> what stands in its box
 Numbers = Sequence[float]
 Names = Sequence[str]
-Exits = Sequence[int]
 
 
 @dataclass(repr=False)
@@ -65,24 +68,18 @@ class Box(NamedTuple):
     edge: str
 
 
-def draw_boxes(
-    boxes: list[Box], inches: tuple[float, float], columns: Sequence = (), rows: Sequence = ()
-) -> Axes:
-    """Boxes of so many ``inches``, with names of ``columns`` and ``rows``, above a legend."""
+def draw_boxes(boxes: list[Box], inches: tuple[float, float], room: float = 0.1) -> Axes:
+    """Boxes of so many ``inches``, with ``room`` for names at the left, above a legend."""
     width = max(box.column for box in boxes) + 1
     height = max(box.row for box in boxes) + 1
-    room = 1.2 if rows else 0.1  # inches, for the names
     axes = new_axes(inches[0] * width + room, inches[1] * height + 0.9)
     for column, row, text, _, face, edge in boxes:
         frame = Rectangle((column, row), SIDE, 0.8, facecolor=face, edgecolor=edge, linewidth=1.5)
         axes.add_patch(frame)
         ink = "white" if face == edge else INK
         axes.text(column + SIDE / 2, row + 0.42, text, color=ink, **CENTERED)
-    axes.set(xlim=(-0.1, width), ylim=(height, -0.2))
-    axes.set_xticks(np.arange(len(columns)) + SIDE / 2, columns, rotation=60, fontsize=8)
-    axes.set_yticks(np.arange(len(rows)) + 0.4, rows)
+    axes.set(xlim=(-0.1, width), ylim=(height, -0.2), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
     kinds = {box.kind: box for box in boxes if box.kind}
     samples = [Patch(facecolor=kinds[kind].face, edgecolor=kinds[kind].edge) for kind in kinds]
     axes.figure.legend(samples, kinds, loc="outside lower left", ncols=2, **PLAIN)
@@ -99,8 +96,7 @@ def plot_curves(
             axes.plot(x, values, style, color=color, label=label, markersize=4)
     axes.set(xlabel=names[0], ylabel=names[1], ylim=(0, None), xticks=x)
     axes.legend(**PLAIN)
-    labels = ", ".join([*solid, *dashed])
-    return Picture(axes, f"Curves of {names[1]} by {names[0]}: {labels}.")
+    return Picture(axes, f"Curves of {names[1]} by {names[0]}.")
 
 
 def draw_chains(steps: Sequence[Step], piece: Piece) -> Picture:
@@ -109,17 +105,14 @@ def draw_chains(steps: Sequence[Step], piece: Piece) -> Picture:
     for row, step in enumerate(steps):
         tokens = step.tree.tokens[1:]  # node 0 is the end of the context
         for column, token in enumerate(tokens):
-            kind = "drafted, rejected"
-            face = "white"
-            if column + 1 in step.accepted:
-                kind = "drafted, accepted"
-                face = DRAFT
-            boxes.append(Box(column, row, piece(token), kind, face, DRAFT))
+            verdict = "accepted" if column + 1 in step.accepted else "rejected"
+            face = DRAFT if verdict == "accepted" else "white"
+            boxes.append(Box(column, row, piece(token), f"drafted, {verdict}", face, DRAFT))
         bonus = piece(step.tokens[-1])
         boxes.append(Box(len(tokens), row, bonus, "the target's own token", FAINT, FAINT))
-    counts = ", ".join(str(len(step.accepted)) for step in steps)
     axes = draw_boxes(boxes, TOKEN)
-    return Picture(axes, f"Steps and their tokens. Accepted in each step: {counts}.")
+    counts = [len(step.accepted) for step in steps]
+    return Picture(axes, f"Accepted tokens of each step: {counts}.")
 
 
 def draw_acceptance(p: Numbers, q: Numbers, residual: Numbers, rejected: float) -> Picture:
@@ -135,58 +128,31 @@ def draw_acceptance(p: Numbers, q: Numbers, residual: Numbers, rejected: float) 
     axes.stairs(p, np.arange(len(p) + 1) - 0.5, color=INK, linewidth=1.4, label="p")
     axes.set(xticks=tokens, xlabel="token", ylabel="probability")
     axes.legend(**PLAIN)
-    parts = [np.round(each, 2).tolist() for each in (accepted, added, p)]
-    return Picture(axes, "Accepted {} and from the residual {} add up to p, {}.".format(*parts))
+    return Picture(axes, "What is accepted and what is from the residual add up to p.")
 
 
-def draw_scores(names: Names, p: Numbers, q: Numbers, noise: Numbers) -> Picture:
-    """p and q of some tokens, their noise e, and p / e and q / √e: the largest wins."""
-    figure = Figure((8.5, 2.9), layout="constrained")
-    probs, noises, scores = figure.subplots(1, 3)
-    places = np.arange(len(names))
-    own = np.divide(p, noise)
-    guess = np.divide(q, np.sqrt(noise))
-    probs.bar(places - 0.2, p, 0.38, color=P, label="target: p")
-    probs.bar(places + 0.2, q, 0.38, color=Q, label="draft: q")
-    noises.bar(places, noise, 0.5, color=FAINT, label="noise: e")
-    scores.bar(places - 0.2, own / own.max(), 0.38, color=P, label="target: p / e")
-    scores.bar(places + 0.2, guess / guess.max(), 0.38, color=Q, label="draft: q / √e")
-    scores.set_yticks([0, 1], ["0", "largest"])
-    for axes in (probs, noises, scores):
-        axes.set_xticks(places, names, rotation=60, fontsize=8)
-        axes.set_ylim(top=1.4 * axes.get_ylim()[1])  # room for the legend
-        axes.legend(loc="upper left", **PLAIN)
-    winners = names[own.argmax()], names[guess.argmax()]
-    return Picture(probs, "p / e is largest for {}, and q / √e for {}.".format(*winners))
-
-
-def draw_confidences(
-    confidences: Sequence[Numbers], exits: Exits, thresholds: Numbers, chosen: Exits, names: Names
+def draw_numbers(
+    rows: dict[str, Numbers], columns: Names, framed: dict[str, Sequence[int]]
 ) -> Picture:
-    """What each exit says at some positions; a frame shows the one that drafts.
+    """Rows of numbers by their names. The larger a number is in its row, the darker is its box.
 
-    ``confidences``: a row for each exit. ``chosen``, ``names``: by position, the exit that drafts,
-    and the token.
+    ``framed``: by the name of a row, the columns that have a frame.
     """
-    colors = color_exits(own=exits, used=exits)  # as on the page of an answer
     boxes = []
-    for row, exit_layer in enumerate(exits):
-        for column, value in enumerate(confidences[row]):
-            kind = ""
-            edge = "white"
-            if chosen[column] == exit_layer:
-                kind = f"exit {exit_layer} drafts"
-                edge = colors[exit_layer].light
-            face = str(1 - 0.4 * value)  # a grey, "0.6" or lighter
-            boxes.append(Box(column, row, f"{value:.2f}".lstrip("0"), kind, face, edge))
-    rows = [f"exit {each}, threshold {least}" for each, least in zip(exits, thresholds)]
-    rows[-1] = f"exit {exits[-1]}, the last"
-    axes = draw_boxes(boxes, NUMBER, names, rows)
-    return Picture(axes, f"Confidences; the exits that draft are {chosen}.")
+    for row, (name, numbers) in enumerate(rows.items()):
+        for column, number in enumerate(numbers):
+            face = str(1 - 0.5 * number / max(numbers))  # a grey, "0.5" or lighter
+            edge = INK if column in framed.get(name, []) else "white"
+            boxes.append(Box(column, row, str(number).lstrip("0"), "", face, edge))
+    axes = draw_boxes(boxes, NUMBER, room=1.2)
+    axes.set_xticks(np.arange(len(columns)) + SIDE / 2, columns, rotation=60, fontsize=8)
+    axes.set_yticks(np.arange(len(rows)) + 0.4, list(rows))
+    axes.tick_params(length=0)
+    return Picture(axes, f"Numbers: {rows}. Columns with a frame: {framed}.")
 
 
 def draw_catch_up(
-    reads: list[tuple[int, int, int]], exits: Exits, positions: range, names: Names
+    reads: list[tuple[int, int, int]], exits: Sequence[int], positions: range, names: Names
 ) -> Picture:
     """In which of the draft's predictions each segment of layers read each position.
 
@@ -198,49 +164,32 @@ def draw_catch_up(
     for exit_layer, start, end in reads:
         prediction += exit_layer == exits[0]  # every prediction begins with it
         seen[exits.index(exit_layer), start:end] = prediction
-    seen = seen[:, positions.start :]
-    boxes = []
-    for (row, column), number in np.ndenumerate(seen):
-        if number:
-            face = matplotlib.colormaps["Pastel1"](number % 8)
-            boxes.append(Box(column, row, str(number), "", face, "white"))
-    axes = draw_boxes(boxes, NUMBER, names, [f"segment of exit {each}" for each in exits])
-    return Picture(axes, f"In which prediction a token was read (0: in none): {seen.tolist()}.")
+    segments = [f"segment of exit {each}" for each in exits]
+    rows = dict(zip(segments, seen[:, positions.start :].tolist()))
+    return draw_numbers(rows, names, framed={})
 
 
-def draw_tree(tree: Tree, accepted: list[int], exits: Exits, piece: Piece) -> Picture:
+def draw_tree(tree: Tree, accepted: list[int], exits: Sequence[int], piece: Piece) -> Picture:
     """The tree that the target checked, in the colours of the exits; accepted nodes are filled."""
     colors = color_exits(own=exits, used=exits)  # as on the page of an answer
+    paths = [np.flatnonzero(ancestors).tolist() for ancestors in tree.ancestors]
     rows: dict[int, int] = {}  # node -> the row it is drawn in
     row = 0
-    before = -1
-    paths = [np.flatnonzero(ancestors).tolist() for ancestors in tree.ancestors]
     for node in sorted(range(len(paths)), key=paths.__getitem__):
-        row += tree.parents[node] != before  # a first child is in the row of its parent
         rows[node] = row
-        before = node
-    boxes = [Box(0, 0, f"0: {piece(tree.tokens[0])}", "the context's last token", FAINT, FAINT)]
+        row += node not in tree.parents  # after a leaf, a new row begins
+    root = f"0: {piece(tree.tokens[0])}"
+    boxes = [Box(0, 0, root, "the context's last token", FAINT, FAINT)]
     for node in range(1, len(rows)):
         exit_layer = tree.exit_layers[node]
         edge = colors[exit_layer].light
-        kind = f"exit {exit_layer}, rejected"
-        face = "white"
-        if node in accepted:
-            kind = f"exit {exit_layer}, accepted"
-            face = edge
+        verdict = "accepted" if node in accepted else "rejected"
+        face = edge if verdict == "accepted" else "white"
         text = f"{node}: {piece(tree.tokens[node])}"
+        kind = f"exit {exit_layer}, {verdict}"
         boxes.append(Box(1.3 * tree.depths[node], rows[node], text, kind, face, edge))
     axes = draw_boxes(boxes, TOKEN)
     for parent, box in zip(tree.parents[1:], boxes[1:]):
         x = [boxes[parent].column + SIDE, box.column]
         axes.plot(x, [rows[parent] + 0.4, box.row + 0.4], color=FAINT, linewidth=0.8)
-    return Picture(axes, f"A tree of {len(boxes) - 1} drafted nodes. Accepted: {accepted}.")
-
-
-def draw_mask(mask: np.ndarray) -> Picture:
-    """Which node (row) attends to which (column)."""
-    boxes = [Box(column, row, "", "attends", P, P) for row, column in np.argwhere(mask)]
-    nodes = range(len(mask))
-    axes = draw_boxes(boxes, (0.22, 0.22), nodes, nodes)
-    axes.set(xlabel="node that is attended to", ylabel="node that attends")
-    return Picture(axes, f"The ancestor mask: {mask.sum()} of {mask.size} cells are blue.")
+    return Picture(axes, f"A drafted tree. Accepted nodes: {accepted}.")
