@@ -36,8 +36,6 @@ def test_ci_runs_every_command_that_a_readme_shows(commands_of_ci):
         for label, lines in re.findall(block, text, re.DOTALL):
             assert label in ("run", "more", "small", "test"), f"{readme}: CI does not run\n{lines}"
             shown += re.sub(r" +#.*", "", lines.replace("\\\n", "")).splitlines()
-        outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-        assert not re.findall(r"`(?:python|torchrun) [^`]*`", outside), "CI runs blocks only"
     assert len(commands_of_ci) == len(shown) > 20
     for command in shown:
         assert any(each.startswith(command) for each in commands_of_ci), command
@@ -59,13 +57,17 @@ def test_every_command_of_ci_is_understood(monkeypatch, commands_of_ci):
     assert understood == set(PROGRAMS)
 
 
-def test_the_output_shown_is_what_is_printed(capsys):
-    """But for times and speeds."""
+def test_the_output_shown_is_what_is_printed(tmp_path, monkeypatch, capsys):
+    """But for times and speeds. From any directory, after four lines of notices."""
     shown = re.search(r"^```\n(The capital.*?)```", READMES[0].read_text(), re.DOTALL | re.M)[1]
+    monkeypatch.chdir(tmp_path)
     assert program(run.main, "--target", "13b") == 0
     out, error = capsys.readouterr()
-    report = error.partition("\n\n")[2].splitlines(keepends=True)
-    printed = out + "\n" + "".join(line for line in report if not line.startswith("timing "))
+    notices, _, report = error.partition("\n\n")
+    begins = "mini-13b is a miniature in ", "loading target ", "prompt format: Vicuna", "target on "
+    assert all(map(str.startswith, notices.splitlines(), begins)) and notices.count("\n") == 3
+    lines = [line for line in report.splitlines() if not line.startswith("timing ")]
+    printed = "\n".join([out, *lines, ""])
     measured = r"[\d.]+ (s,|tokens/s|times)"
     assert re.sub(measured, r"_ \1", printed) == re.sub(measured, r"_ \1", shown)
 
@@ -110,10 +112,8 @@ def test_python_finds_the_draft_that_run_finds(capsys, monkeypatch):
 
 
 def test_the_pictures_are_there_and_what_is_shipped_is_small():
-    pictures = []
+    shipped = [*WEIGHTS.glob("mini-*/*"), *WEIGHTS.glob("*.safetensors")]
     for readme in READMES:
         paths = re.findall(r"!\[[^]]+\]\(([^)]+)\)", readme.read_text())
-        pictures += [readme.parent / path for path in paths]
-    assert {path.name for path in pictures} == {"tree.png", "page.png", "race.svg", "speed.svg"}
-    shipped = [*pictures, *WEIGHTS.glob("mini-*/*"), *WEIGHTS.glob("*.safetensors")]
+        shipped += [readme.parent / path for path in paths]
     assert sum(path.stat().st_size for path in shipped) < 59 * 2**20
