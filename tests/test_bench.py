@@ -103,7 +103,7 @@ def test_speedups_are_medians_of_ratios_within_a_round():
     assert speedups == pytest.approx({"qa": 2.0, "rag": 1.0, "overall": 4 / 3})
 
 
-def test_a_table_of_speedups():
+def test_what_a_table_measures():
     """The best single exit is chosen in each column, and a mean is one of all columns' figures."""
     made = {}
     for name, method in {"ar": "ar", "two": "sd", "three": "sd", "s2d": "s2d"}.items():
@@ -116,22 +116,16 @@ def test_a_table_of_speedups():
         records.append(record("peer", group, 1, 20, 8.0))
     columns = tables.Comparison("", records).by_group
     found = {"speedup": 2.5, "accepted": 0.75, "mat": 4.0, "needs": 1.6, "of best exit": 0.625}
-    assert columns["rag"]["s2d"] == found
+    assert columns["rag"]["s2d"] == found and columns["rag"]["peer"] == {"speedup": 0.5}
     columns["mean"] = tables.mean_column([columns["qa"], columns["rag"]])
-    lines = ["legend", "", "| | qa | rag | overall | mean |", "| - | - | - | - | - |"]
-    lines.append("| ar | 1.00 / 4.00 | 1.00 / 4.00 | 1.00 / 4.00 | 1.00 / 4.00 |")
-    lines.append("| two | 2.00 / 4.00 | 4.00 / 4.00 | 2.67 / 4.00 | 3.00 / 4.00 |")
-    lines.append("| three | 4.00 / 4.00 | 2.00 / 4.00 | 2.67 / 4.00 | 3.00 / 4.00 |")
-    s2d = "4.00 / 4.00 / 1.00", "2.50 / 4.00 / 0.62", "3.08 / 4.00 / 1.15", "3.25 / 4.00 / 0.81"
-    lines.append(f"| s2d | {' | '.join(s2d)} |")
-    lines.append("| peer | 0.50 | 0.50 | 0.50 | 0.50 |")
-    text = tables.table("legend", columns, tables.MEASURES)
-    assert len({len(line) for line in text.splitlines()[2:]}) == 1  # aligned
-    assert re.sub("-+", "-", re.sub(" +", " ", text)).splitlines() == lines
+    shown = tables.table("legend", columns, tables.MEASURES).splitlines()[2:]
+    cells = "4.00 / 4.00 / 1.00 | 2.50 / 4.00 / 0.62 | 3.08 / 4.00 / 1.15 | 3.25 / 4.00 / 0.81"
+    assert shown[5] == f"| s2d   | {cells} |"
+    assert len({len(line) for line in shown}) == 1  # aligned
 
 
 def test_the_whole_command(questions, tmp_path, capsys):
-    """With transformers, whose greedy text is the target's own, and a picture."""
+    """With transformers, files of results and answers, and a picture."""
     options = ["--methods", "s2d", "sd:exits=2", "sd:exits=3", "--hf", "--check"]
     options += ["--questions", questions, "--temperature", "0,1"]
     files = ["--plot", tmp_path / "speed.svg", "--out", tmp_path / "out"]
@@ -146,23 +140,15 @@ def test_the_whole_command(questions, tmp_path, capsys):
     for temperature, method in product((0, 1), ours[1:]):
         assert f"7b T={temperature} {method}: 2 answers compared: identical" in output
     assert (tmp_path / "speed.svg").read_text().count("<path") > len(each)
-    texts = set()
-    for name in ("ar", "s2d", "transformers"):
-        lines = (tmp_path / "out" / f"7b-T0-{name}.jsonl").read_text().splitlines()
-        last = json.loads(lines[1])
-        assert (last["question_id"], last["category"]) == (9, "coding")
-        [choice] = last["choices"]
-        assert len(choice["turns"]) == len(choice["wall_time"]) == 2
-        lengths = choice["accept_lengths"]
-        assert sum(lengths) == (sum(choice["new_tokens"]) if name in ours else 0)
-        texts.add(tuple(choice["turns"]))
-    assert len(texts) == 1
+    answers = [json.loads(line) for line in (tmp_path / "out/7b-T0-s2d.jsonl").open()]
+    assert [each["question_id"] for each in answers] == [7, 9]
+    [choice] = answers[1]["choices"]
+    assert len(choice["turns"]) == len(choice["wall_time"]) == 2
+    assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
     found = json.loads((tmp_path / "out/results.json").read_text())
-    assert torch.__version__.startswith(found["machine"]["versions"]["torch"])
     assert found["machine"]["processor"] and found["arguments"]["check"] is True
     last = found["comparisons"][1]
-    assert last["title"] == "7b T=1" and last["options"]["s2d"]["temperature"] == 1.0
-    assert last["options"]["sd:exits=2"]["exits"] == [2]
+    assert last["title"] == "7b T=1" and last["options"]["sd:exits=2"]["exits"] == [2]
     assert len(last["answers"]) == len(each) * 2 and [*last["by_group"]["qa"]] == each
     refuses(bench.main, capsys, "is there already", *SMALL, "--plot", tmp_path / "speed.svg")
 
@@ -227,10 +213,8 @@ def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
     texts = [[each.tokens for each in one.turns] for one in found.records]
     assert texts[0] == texts[1] == texts[2] != texts[3]  # of three methods, then another prompt
     stats = [each.turns[0].generation.stats for each in found.records if each.method == "fresh"]
-    drafted = sum(each.draft_tokens for each in stats)
-    accepted = sum(each.accepted_tokens for each in stats)
-    rows = re.findall(r"^\| fresh +\| (.*[^ ]) +\|", str(found), re.M)
-    assert rows[-1].endswith(f"| 3: {drafted} / {drafted} / {accepted}")
+    accepted = found.acceptance["fresh"]["num_accepted_draft_tokens"]
+    assert accepted == sum(each.accepted_tokens for each in stats) > 0
     raises_line(compare, ValueError, "unknown option", *models, {"x": {"exit": [2]}})
 
 
