@@ -130,12 +130,7 @@ def program(main, *arguments):
 
 def refuses(main, capsys, message, *arguments):
     """Assert that a command line exits with 2, with ``message`` in the one line that it says."""
-    assert_refused(capsys, message, program, main, *arguments)
-
-
-def assert_refused(capsys, message, function, *arguments):
-    """As ``refuses``, where ``function`` runs the command line and returns its exit code."""
-    assert function(*arguments) == 2, message
+    assert program(main, *arguments) == 2, message
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1, error
 
