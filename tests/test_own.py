@@ -1,4 +1,4 @@
-"""What a caller gives that cannot be run is one line, and never another text."""
+"""What a caller gives: it is used or, if it cannot be run, refused in one line."""
 
 import math
 from functools import partial
@@ -9,7 +9,7 @@ import torch
 from helpers import DEVICE, ByLastToken, raises_line, random_llama
 
 from s2d import LayerExit, Prediction, generate, generate_many, start
-from s2d.rules import Greedy, Rejection
+from s2d.rules import Greedy, Rejection, best_children, follow
 from s2d.sampling import Draws, warp
 from s2d.tree import FixedShape, GrowingShape, Proposal
 
@@ -155,6 +155,69 @@ def test_what_exits_predict(target):
         refused(target, "logits that are not finite", exits=own, **law)
     own = [Own(torch.full((1, 61), -1.0))]  # all tokens are equally probable
     assert generate(target, [3, 1], exits=own, **law).tokens
+
+
+class Counting(Own):
+    """After token t comes t + 1. It notes which tokens were accepted."""
+
+    def __init__(self):
+        self.told = []
+
+    def predict(self, tree, nodes):
+        last = [(tree.context + tree.path(node))[-1] for node in nodes]
+        following = [(token + 1) % 61 for token in last]
+        return Prediction(torch.eye(61, device=DEVICE)[following].log(), confidence=0.6)
+
+    def keep(self, tree, accepted):
+        self.told.append([tree.tokens[node] for node in accepted])
+
+
+class Even:
+    """A shape: nodes with even numbers get children."""
+
+    depth, capacity, sends_all = 3, 20, True
+
+    def width(self, depth):
+        return 3
+
+    def frontier(self, leaves, probs):
+        return [node for node in leaves if node % 2 == 0]
+
+    def sent(self, probs):
+        return list(range(len(probs)))
+
+
+class Best:
+    """A rule: the draft's best tokens are proposed, and the target's best is accepted."""
+
+    exact = False
+
+    def propose(self, tree, nodes, logits, count):
+        return best_children(logits.softmax(dim=-1), count)
+
+    def verify(self, tree, logits):
+        return follow(tree, logits.argmax(dim=-1).tolist())
+
+
+def test_an_exit_of_ones_own(target):
+    """It says itself how sure it is, so that no default threshold is right for it."""
+    alone = generate(target, [3, 1], method="ar", max_new_tokens=40).tokens
+    own = Counting()
+    found = start(target, [3, 1], exits=[own], max_new_tokens=40)
+    accepted = [step.tokens[: len(step.accepted)] for step in found]
+    assert own.told[:-1] == accepted[:-1] and sum(map(len, own.told)) > 0
+    assert found.tokens == alone and found.plan.method == "s2d"  # not exit 0's trees
+    both = dict(exits=[own, 4], max_new_tokens=40)
+    always = generate(target, [3, 1], target, thresholds=[0.7, 0], **both)
+    assert always.tokens == alone and always.stats.exit_counts.keys() == {4}
+    raises_line(generate, ValueError, "give thresholds", target, [3, 1], target, **both)
+
+
+def test_a_shape_and_a_rule_of_ones_own(target):
+    found = start(target, [3, 1], target, tree=Even(), rule=Best(), exits=[2])
+    assert {parent for step in found for parent in step.tree.parents[4:]} == {2, 4, 6}
+    assert found.tokens == generate(target, [3, 1], method="ar").tokens
+    assert found.result().exact is False and max(found.stats.accept_lengths) > 1
 
 
 def test_an_exit_is_for_one_answer(target):

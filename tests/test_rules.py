@@ -5,10 +5,9 @@ from functools import partial
 import pytest
 import torch
 from enumeration import joint_distribution, joint_of
-from helpers import nearly_equal, random_distribution, random_model
+from helpers import random_distribution, random_model
 
-from s2d import generate
-from s2d.rules import Rejection, best_children, follow, residual
+from s2d.rules import Rejection, residual
 from s2d.sampling import warp
 from s2d.tree import Tree
 
@@ -48,23 +47,3 @@ def test_drawn_chains_and_trees_leave_the_targets_distribution(widths, zeros):
 def test_where_rounding_leaves_no_residual_p_itself_is_drawn_from():
     p = random_distribution(torch.Generator().manual_seed(1), 9)
     assert residual(p, p) is p
-
-
-class Coin:
-    """A rule of one's own: the draft's best token is accepted if the target's best is the same."""
-
-    exact = False
-
-    def propose(self, tree, nodes, logits, count):
-        return best_children(logits.softmax(dim=-1), 1)
-
-    def verify(self, tree, logits):
-        return follow(tree, logits.argmax(dim=-1).tolist())
-
-
-def test_a_rule_of_ones_own():
-    target, draft = nearly_equal(1)
-    alone = generate(target, [3, 1], method="ar", max_new_tokens=30).tokens
-    found = generate(target, [3, 1], draft, rule=Coin(), max_new_tokens=30)
-    assert found.tokens == alone and found.exact is False
-    assert found.stats.mean_accepted_tokens > 1
