@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +17,6 @@ from helpers import ROOT, WEIGHTS, change_json, program, raises_line, random_lla
 from s2d.bench import __main__ as bench
 from s2d.bench import check, compare, comparison, measure, methods, peers, specbench, tables
 from s2d.bench.measure import Record, Turn
-from s2d.checkpoint import save_model
 from s2d.decoder import Stats
 from s2d.options import Options
 from s2d.train import corpus
@@ -153,43 +153,32 @@ def test_the_whole_command(questions, tmp_path, capsys):
     refuses(bench.main, capsys, "is there already", *SMALL, "--plot", tmp_path / "speed.svg")
 
 
-@pytest.fixture
-def family(tmp_path):
-    """Two targets in folders of one name, and a draft; vocabularies are padded."""
-    sizes = dict(hidden_size=16, head_dim=4, max_position_embeddings=400)
-    for name, vocab_size in {"a/final": 1200, "b/final": 1200, "draft": 1100}.items():
-        model = random_llama(0, vocab_size=vocab_size, **sizes)
-        save_model(model, tmp_path / name, WEIGHTS / "mini-7b", torch.float32)
-    return tmp_path
-
-
-def test_what_cannot_be_measured_is_refused_before_models_are_loaded(family, capsys, monkeypatch):
-    common = ["--targets", f"7b,{family}/a/final", *SMALL[2:]]
-    draft = ["--draft", WEIGHTS / "mini-draft", "--temperature", "0"]
+def test_what_cannot_be_measured_is_refused_before_models_are_loaded(capsys, monkeypatch):
     monkeypatch.setattr(methods, "load_model", lambda *_, **__: pytest.fail("it is loaded"))
     for line, message in (
-        (["--methods", "s2d", *draft], "draft and target must share a vocabulary"),
+        (["--methods", "s2d", "--draft", "nowhere"], "no model folder at nowhere"),
         (["--methods", "s2d-tree:exits=0:stop=2"], "stop: "),
         (["--methods", "s2d:decision=nowhere"], "no decision model at nowhere"),
         (["--methods", "s2d:speed=9"], "method s2d:speed=9: unrecognized arguments: --speed=9"),
         (["--temperature", "1,-1"], "temperature: expected a number"),
         (["--plot", "bars"], "--plot writes .svg, .png or .pdf, and not bars"),
     ):
-        refuses(bench.main, capsys, message, *common, *line)
+        refuses(bench.main, capsys, message, *SMALL, *line)
 
 
-def test_what_cannot_be_measured_costs_no_other_figure(family, capsys):
+def test_what_cannot_be_measured_costs_no_other_figure(tmp_path, capsys):
     """A target with too short a context, and a peer. Two folders of one name are told apart."""
-    folders = f"{family}/a/final,{family}/b/final"
-    change_json(family / "b/final/config.json", max_position_embeddings=3)
-    words = ["--targets", folders, *SMALL[2:], "--temperature", "0"]
-    more = ["--draft", family / "draft", "--methods", "s2d", "--hf"]
-    assert program(bench.main, *words, *more) == 2
+    one, other = tmp_path / "a/final", tmp_path / "b/final"
+    for folder in (one, other):
+        shutil.copytree(WEIGHTS / "mini-7b", folder)
+    change_json(other / "config.json", max_position_embeddings=3)
+    words = [*SMALL[2:], "--temperature", "0", "--methods", "s2d:exits=0", "--hf"]
+    assert program(bench.main, "--targets", f"{one},{other}", *words) == 2
     out, error = capsys.readouterr()
     assert error.startswith("transformers assisted is left out: no draft model has a vocabulary")
     assert "\n| transformers " in out and "assisted" not in out
     assert "b/final T=0: no question fits the context" in error
-    assert re.findall(r"^\|.* \| (.*final T=0) +\| mean", out, re.M) == [f"{family}/a/final T=0"]
+    assert re.findall(r"^\|.* \| (.*final T=0) +\| mean", out, re.M) == [f"{one} T=0"]
 
 
 def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
