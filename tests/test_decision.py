@@ -30,6 +30,8 @@ def test_the_two_feature_sets():
         assert row.tolist() == pytest.approx(expected, abs=1e-6)
     scaled = features_of(Decision("hidden", 8, 0.4, ""), logits, hidden)
     assert torch.allclose(scaled, hidden / hidden.square().mean(-1, keepdim=True).sqrt())
+    published = [layer.out_features for layer in Decision("hidden", 8, 0.4, "").layers[::2]]
+    assert published == [512, 256, 1]
 
 
 class Fixed(Decision):
