@@ -15,7 +15,6 @@ import pytest
 import torch
 from enumeration import joint_distribution, joint_of, next_token_model
 from helpers import (
-    TINY,
     ByLastToken,
     drawn_options,
     nearly_equal,
@@ -26,7 +25,6 @@ from helpers import (
 
 from s2d import StopStrings, definition, generate, generate_many
 from s2d.generation import start
-from s2d.model import Drafting
 from s2d.ngram.datastore import Datastore
 from s2d.options import Options
 from s2d.pair.loading import fit_vocabulary
@@ -113,16 +111,6 @@ def differing(cases, part):
 def test_one_seed_one_text(part):
     """Whatever drafts, up to EOS, the number asked for, or the end of either model's context."""
     assert differing(60, part) == 0
-
-
-def test_thresholds_of_other_exits_than_the_drafts_own():
-    """None of 0 stays in the middle, where it would hide the exits after it."""
-    drafting = Drafting(exits=(1, 2, 4), thresholds=(0.3, 0.0, 0.4))
-    for exits, expected in (((1, 2, 3), (0.3, 0.5, 0.0)), ((0, 1, 4, 5), (0.9, 0.3, 0.4, 0.0))):
-        options = Options("s2d", exits=exits).plan(
-            replace(TINY, num_hidden_layers=5, drafting=drafting)
-        )
-        assert options.thresholds == expected
 
 
 def causal(start, n, ancestors, device, dtype):

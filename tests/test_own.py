@@ -9,7 +9,7 @@ import torch
 from helpers import DEVICE, ByLastToken, raises_line, random_llama
 
 from s2d import LayerExit, Prediction, generate, generate_many, start
-from s2d.rules import Greedy, Rejection, best_children, follow
+from s2d.rules import Greedy, Rejection
 from s2d.sampling import Draws, warp
 from s2d.tree import FixedShape, GrowingShape, Proposal
 
@@ -188,15 +188,9 @@ class Even:
 
 
 class Best:
-    """A rule: the draft's best tokens are proposed, and the target's best is accepted."""
+    """A rule that is like ``Greedy``, but does not say that it is exact."""
 
-    exact = False
-
-    def propose(self, tree, nodes, logits, count):
-        return best_children(logits.softmax(dim=-1), count)
-
-    def verify(self, tree, logits):
-        return follow(tree, logits.argmax(dim=-1).tolist())
+    exact, propose, verify = False, Greedy.propose, Greedy.verify
 
 
 def test_an_exit_of_ones_own(target):

@@ -60,6 +60,8 @@ def test_stdin_and_json(capsys, monkeypatch):
 DECIDED = {
     "--method ar": dict(method="ar", exits=()),
     "--exits 2,4 --thresholds 1,0": dict(exits=(2, 4), thresholds=(1.0, 0.0)),
+    "--exits 0,1,2,4": dict(thresholds=(0.9, 0.5, 0.6, 0.0)),
+    "--exits 2,3,4": dict(thresholds=(0.6, 0.5, 0.0)),  # 0 would hide the exit after it
     "--draft-length 2 --stop 0.5": dict(tree=FixedShape((1, 1)), stop=0.5),
     "--method mcsd --tree 3,1": dict(method="mcsd", exits=(3,), tree=FixedShape((3, 1))),
     "--method s2d-tree --tree 3x2x5": dict(method="s2d-tree", tree=GrowingShape(3, 2, 5)),
@@ -199,20 +201,14 @@ CONTROLS = "Say \x1b]0;owned\x07\x1b[31m red\x9b1m"
 VISIBLE = r"Say \x1b]0;owned\x07\x1b[31m red\x9b1m"
 
 
-def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch, tmp_path, capsys):
-    """Of answers, of lines of a file, and of notices. Elsewhere an answer is written as it is."""
-    file = tmp_path / "prompts.txt"
-    file.write_text(CONTROLS)
+def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch, capsys):
+    """Elsewhere an answer is written as it is."""
     answer = "--target", "7b", "--max-new-tokens", 1, "--method", "ar"
     monkeypatch.setattr(TextStream, "push", lambda self, ids, last=False: CONTROLS)
     for is_terminal, shown in ((False, CONTROLS), (True, VISIBLE)):
         monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)  # noqa: B023
         assert program(run.main, *answer) == 0
         assert capsys.readouterr().out == shown * 2 + "\n"
-    assert program(run.main, *answer, "--prompts", file) == 0
-    assert capsys.readouterr().out.startswith(f"## line 1: {VISIBLE}\n\n")
-    assert run_program("run.py", Mock(side_effect=ValueError(CONTROLS))) == 2
-    assert capsys.readouterr().err == f"run.py: {VISIBLE}\n"
 
 
 MISTAKES = {
@@ -240,6 +236,7 @@ def test_what_a_program_raises_becomes_an_exit_code(monkeypatch, capsys):
     for error, code, message in (
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (ValueError("two\nlines"), 2, "run.py: two lines\n"),
+        (ValueError(CONTROLS), 2, f"run.py: {VISIBLE}\n"),
         (ModuleNotFoundError("No module named 'x'"), 2, "run.py: No module named 'x'\n"),
     ):
         assert run_program("run.py", Mock(side_effect=error)) == code
