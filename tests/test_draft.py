@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import nearly_equal, random_llama, random_tokens
+from helpers import nearly_equal, random_tokens
 
 from s2d import generate, start
 from s2d.draft import LayerExit
@@ -62,13 +62,3 @@ def test_no_layers_run_behind_the_exit_that_drafts():
         assert runs == list(range(1, exit + 1))
         left.add(exit)
     assert len(left) > 2
-
-
-@pytest.mark.parametrize("options", [dict(), dict(temperature=0.7, top_p=0.9, rule="rejection")])
-@pytest.mark.parametrize("method", ["sd", "s2d", "mcsd", "s2d-tree"])
-def test_all_that_a_draft_drafts_that_is_the_target_is_accepted(method, options):
-    if method == "s2d-tree":
-        options = options | dict(tree=(2, 2, 1))  # of a growing tree some nodes are left out
-    same = random_llama(5, eos_token_ids=(), exits=(2, 4), thresholds=(1.0, 0.0))
-    stats = generate(same, [3, 1, 4], same, method, max_new_tokens=60, **options).stats
-    assert stats.acceptance_rate == 1.0 and stats.exit_counts.keys() == {4}
