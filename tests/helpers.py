@@ -92,23 +92,9 @@ def drawn_options(rng):
     return options
 
 
-def random_distribution(generator, size, zeros=0.0):
+def random_distribution(generator, size):
     weights = torch.rand(size, dtype=torch.float64, generator=generator) ** 3
-    weights[torch.rand(size, generator=generator) < zeros] = 0
-    weights[0] += 1e-3 * (weights.sum() == 0)
     return weights / weights.sum()
-
-
-def random_model(seed, vocab, zeros=0.0):
-    """A language model at its smallest: a random distribution after every prefix."""
-    generator, known = torch.Generator().manual_seed(seed), {}
-
-    def model(prefix):
-        if prefix not in known:
-            known[prefix] = random_distribution(generator, vocab, zeros)
-        return known[prefix]
-
-    return model
 
 
 def need(found, tool, packages):
@@ -130,12 +116,7 @@ def program(main, *arguments):
 
 def refuses(main, capsys, message, *arguments):
     """Assert that a command line exits with 2, with ``message`` in the one line that it says."""
-    assert_refused(capsys, message, program, main, *arguments)
-
-
-def assert_refused(capsys, message, function, *arguments):
-    """As ``refuses``, where ``function`` runs the command line and returns its exit code."""
-    assert function(*arguments) == 2, message
+    assert program(main, *arguments) == 2, message
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1, error
 

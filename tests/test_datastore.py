@@ -1,6 +1,5 @@
 """The file of a datastore: what is written is read, and what is none is refused."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from helpers import ROOT, TINY, WEIGHTS, program, raises_line
 from safetensors.torch import load_file, save_file
 
-import run
+from s2d import generate
 from s2d.checkpoint.config import read_folder
 from s2d.ngram.datastore import load_datastore, save_datastore
 from s2d.pair.names import find_draft
@@ -41,18 +40,15 @@ def test_the_shipped_one_is_where_run_looks_for_it():
     assert file.stat().st_size < 2 * 10**6
 
 
-def test_a_text_that_is_in_it_is_drafted(tmp_path, capsys):
-    """The commands of the READMEs, on what the target itself wrote."""
-    question = ["--target", WEIGHTS / "mini-7b", "--prompt", "Tell me a story."]
-    assert program(run.main, *question, "--method", "ar", "--max-new-tokens", 48) == 0
-    (tmp_path / "a.txt").write_text(capsys.readouterr().out.split("\n\n")[0])
+def test_a_text_that_is_in_it_is_drafted(tmp_path, mini, tokenizer):
+    """A datastore is made by the README's command, of what the target itself writes."""
+    target, prompt = mini("mini-7b"), tokenizer.encode_chat(["Tell me a story."])
+    written = generate(target, prompt, method="ar", max_new_tokens=48).text(tokenizer)
+    (tmp_path / "a.txt").write_text(written)
     out = tmp_path / "store.safetensors"
     line = ["text", "--target", WEIGHTS / "mini-7b", "--from", tmp_path / "a.txt", ROOT / "LICENSE"]
     assert program(train.main, *line, "--out", out) == 0
-    assert "2 documents" in capsys.readouterr().err
-    steps = []
-    for more in ([], ["--datastore", out]):
-        more = [*question, "--exits", 0, "--max-new-tokens", 48, *more]
-        assert program(run.main, *more) == 0
-        steps.append(int(re.search(r"^steps +(\d+),", capsys.readouterr().err, re.M)[1]))
+    options, steps = dict(exits=[0], max_new_tokens=48), []
+    for datastore in (None, load_datastore(out, target.config)):
+        steps.append(generate(target, prompt, datastore=datastore, **options).stats.steps)
     assert steps[1] < 0.7 * steps[0]

@@ -1,11 +1,10 @@
 """The decision model: what it sees, what it refuses; it decides where drafts end."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import WEIGHTS, assert_refused, program, raises_line, random_llama, random_tokens
+from helpers import WEIGHTS, program, raises_line, random_llama, refuses
 
 from s2d import generate
 from s2d.generation import start
@@ -31,12 +30,8 @@ def test_the_two_feature_sets():
         assert row.tolist() == pytest.approx(expected, abs=1e-6)
     scaled = features_of(Decision("hidden", 8, 0.4, ""), logits, hidden)
     assert torch.allclose(scaled, hidden / hidden.square().mean(-1, keepdim=True).sqrt())
-    sizes = {"hidden": [(512, 8), (256, 512), (1, 256)], "stats": [(44, 11), (1, 44)]}
-    for features, shapes in sizes.items():
-        model = Decision(features, 8, 0.4, "")
-        assert [tuple(p.shape) for p in model.parameters() if p.dim() == 2] == shapes
-        found = model(features_of(model, logits, hidden))
-        assert found.shape == (3,) and (found > 0).all() and (found < 1).all()
+    published = [layer.out_features for layer in Decision("hidden", 8, 0.4, "").layers[::2]]
+    assert published == [512, 256, 1]
 
 
 class Fixed(Decision):
@@ -124,32 +119,31 @@ def test_training_finds_what_decides():
     assert (scores - labels).abs().mean() < 0.03
 
 
-def test_labels_of_improbable_tokens_are_probabilities():
+def labels_of(target, draft):
+    decision = Decision("stats", 8, 0.4, fingerprint(draft))
+    pair = SimpleNamespace(target=target, draft=draft)
+    inputs, labels = collect(decision, pair, [[3, 1, 4] * 30])
+    assert len(inputs) == len(labels) > 40
+    return labels
+
+
+def test_labels_are_probabilities_of_acceptance():
     """Of a flat draft: the product of ten probabilities of 1 / 128,256 is 0 in float32."""
     options = dict(vocab_size=128256, hidden_size=8, num_hidden_layers=1, eos_token_ids=())
     target, draft = (random_llama(seed, 0.02, **options).float() for seed in (0, 1))
-    decision = Decision("stats", 8, 0.4, fingerprint(draft))
-    pair = SimpleNamespace(target=target, draft=draft)
-    inputs, labels = collect(decision, pair, [random_tokens(0, 100)])
-    assert len(inputs) == len(labels) > 40
-    assert ((0 <= labels) & (labels <= 1)).all() and labels.max() > 0
+    labels = labels_of(target, draft)
+    assert ((0 <= labels) & (labels <= 1)).all() and 0 < labels.mean() < 0.9
+    same = random_llama(0, eos_token_ids=())
+    assert (labels_of(same, same) > 1 - 1e-6).all()
 
 
-def test_the_training_command(tmp_path, capsys, mini, tokenizer):
-    """What it learns to foresee is whether the target accepts."""
-    models = ["--target", WEIGHTS / "mini-7b", "--draft", WEIGHTS / "mini-draft"]
+def test_the_training_command(tmp_path, capsys, mini):
+    line = ["decision", "--target", WEIGHTS / "mini-7b", "--draft", WEIGHTS / "mini-draft"]
     out = tmp_path / "new/d.safetensors"
-    train_decision = partial(program, train.main, "decision")
-    assert train_decision(*models, "--out", out, "--prompts", 8) == 0
+    assert program(train.main, *line, "--out", out, "--prompts", 8) == 0
     assert "learnt from mini, 6 times" in capsys.readouterr().err
-    pair = SimpleNamespace(target=mini("mini-7b"), draft=mini("mini-draft"))
-    question = tokenizer.encode_chat(["Tell me a story about a robot called Nora."])
-    decision = load_decision(out)
-    inputs, labels = collect(decision, pair, [question])
-    assert ((0 <= labels) & (labels <= 1)).all()
-    right = (decision(inputs) > 0.5) == (labels > 0.5)
-    assert right.float().mean() > 0.6
-    assert_refused(capsys, "d.safetensors is there already", train_decision, *models, "--out", out)
+    load_decision(out).prepare_for(mini("mini-draft"))
+    refuses(train.main, capsys, "d.safetensors is there already", *line, "--out", out)
     out.unlink()
     message = "no file nowhere; expected mini, dialogues"
-    assert_refused(capsys, message, train_decision, *models, "--out", out, "--data", "nowhere")
+    refuses(train.main, capsys, message, *line, "--out", out, "--data", "nowhere")

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from helpers import DEVICE, nearly_equal, raises_line, random_llama, random_tokens
+from helpers import nearly_equal, random_tokens
 
 from s2d import generate, start
 from s2d.draft import LayerExit
-from s2d.rules import Prediction
 from s2d.tree import GrowingShape
 
 
@@ -63,74 +62,3 @@ def test_no_layers_run_behind_the_exit_that_drafts():
         assert runs == list(range(1, exit + 1))
         left.add(exit)
     assert len(left) > 2
-
-
-@pytest.mark.parametrize("options", [dict(), dict(temperature=0.7, top_p=0.9, rule="rejection")])
-@pytest.mark.parametrize("method", ["sd", "s2d", "mcsd", "s2d-tree"])
-def test_all_that_a_draft_drafts_that_is_the_target_is_accepted(method, options):
-    if method == "s2d-tree":
-        options = options | dict(tree=(2, 2, 1))  # of a growing tree some nodes are left out
-    same = random_llama(5, eos_token_ids=(), exits=(2, 4), thresholds=(1.0, 0.0))
-    stats = generate(same, [3, 1, 4], same, method, max_new_tokens=60, **options).stats
-    assert stats.acceptance_rate == 1.0 and stats.exit_counts.keys() == {4}
-
-
-class Counting:
-    """An exit of one's own: after token t comes t + 1. It notes which tokens were accepted."""
-
-    exit_layer = 7
-    max_positions = float("inf")
-
-    def __init__(self):
-        self.told = []
-
-    def start(self, capacity):
-        pass
-
-    def predict(self, tree, nodes):
-        last = [(tree.context + tree.path(node))[-1] for node in nodes]
-        following = [(token + 1) % 61 for token in last]
-        return Prediction(torch.eye(61, device=DEVICE)[following].log(), confidence=0.6)
-
-    def keep(self, tree, accepted):
-        self.told.append([tree.tokens[node] for node in accepted])
-
-
-def test_an_exit_of_ones_own():
-    """It says itself how sure it is, so that no default threshold is right for it."""
-    target, draft = random_llama(1, eos_token_ids=()), random_llama(2)
-    options = dict(max_new_tokens=40)
-    alone = generate(target, [3, 1], method="ar", **options).tokens
-    for tree in ((1,) * 5, (2, 2), GrowingShape(2, 3, 5)):
-        own = Counting()
-        found = start(target, [3, 1], exits=[own], tree=tree, **options)
-        accepted = [step.tokens[: len(step.accepted)] for step in found]
-        assert own.told[:-1] == accepted[:-1] and sum(map(len, own.told)) > 0
-        assert found.tokens == alone
-    own_alone = start(target, [3, 1], exits=[own]).plan
-    assert own_alone.method == "s2d"  # not exit 0's trees
-    exits = [own, 4]
-    always = generate(target, [3, 1], draft, exits=exits, thresholds=[0.7, 0], **options)
-    assert always.tokens == alone and always.stats.exit_counts.keys() == {4}
-    raises_line(generate, ValueError, "give thresholds", target, [3, 1], draft, exits=exits)
-
-
-def test_a_shape_of_ones_own():
-    """An object with the members of ``Shape``: nodes with even numbers get children."""
-
-    class Even:
-        depth, capacity = 3, 20
-
-        def width(self, depth):
-            return 3
-
-        def frontier(self, leaves, probs):
-            return [node for node in leaves if node % 2 == 0]
-
-        def sent(self, probs):
-            return list(range(len(probs)))
-
-    target, draft = nearly_equal(1, eos_token_ids=())
-    found = start(target, [3, 1], draft, tree=Even(), exits=[2, 4])
-    assert {parent for step in found for parent in step.tree.parents[4:]} == {2, 4, 6}
-    assert found.tokens == generate(target, [3, 1], method="ar").tokens

@@ -1,14 +1,16 @@
-"""Promises that a caller's own exit, rule or shape breaks: one line each, never another text."""
+"""What a caller gives: it is used or, if it cannot be run, refused in one line."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from helpers import DEVICE, raises_line, random_llama
+from helpers import DEVICE, ByLastToken, raises_line, random_llama
 
 from s2d import LayerExit, Prediction, generate, generate_many, start
-from s2d.rules import Greedy
+from s2d.rules import Greedy, Rejection
+from s2d.sampling import Draws, warp
 from s2d.tree import FixedShape, GrowingShape, Proposal
 
 OWN = dict(exits=[4], max_new_tokens=40)
@@ -55,12 +57,11 @@ def test_shapes(target, wrong):
 def test_a_shape_may_not_leave_out_what_was_drawn(target):
     class Own(FixedShape):
         def sent(self, probs):
-            return list(range(max(1, len(probs) - 1)))
+            return [0]
 
-    law = dict(temperature=1.0, rule="rejection")
-    refused(target, "leaves out nodes that a rule has drawn", tree=Own((1, 1)), **law)
-    alone = generate(target, [3, 1], method="ar", **OWN | dict(exits=None)).tokens
-    assert generate(target, [3, 1], target, tree=Own((1, 1)), **OWN).tokens == alone
+    for law in (dict(temperature=1.0, rule="rejection"), dict(init="target")):
+        refused(target, "leaves out nodes that a rule has drawn", tree=Own((1, 1)), **law)
+    assert generate(target, [3, 1], target, tree=Own((1, 1)), **OWN).stats.draft_tokens == 0
 
 
 def test_sizes_of_shapes(target):
@@ -69,8 +70,6 @@ def test_sizes_of_shapes(target):
         FixedShape((2, 0)),
         FixedShape((10**9,) * 3),
         GrowingShape(2, 3, 0),
-        GrowingShape(1, 10**9, 5),
-        [2] * 10**6,
         range(1, 10**8),
     ):
         refused(target, "a tree has 1 to 1024 nodes", tree=tree)
@@ -78,23 +77,8 @@ def test_sizes_of_shapes(target):
     class Large(FixedShape):
         capacity = 1
 
-    refused(target, "more nodes than its capacity", tree=Large((3, 3)))
-
-
-def test_a_shape_may_not_leave_out_the_targets_choice(target):
-    class Own(FixedShape):
-        def sent(self, probs):
-            return [0]
-
-    refused(target, "leaves out nodes that a rule has drawn", tree=Own((1, 1)), init="target")
-
-
-def test_as_many_estimates_as_tokens(target):
-    class Own(Greedy):
-        def propose(self, tree, nodes, logits, count):
-            return super().propose(tree, nodes, logits, count)._replace(probs=[[]] * len(nodes))
-
-    refused(target, "tokens and estimates for 1 nodes, as many of each", rule=Own())
+    for widths in ((3, 3), (3,)):
+        refused(target, "more nodes than its capacity", tree=Large(widths))
 
 
 ACCEPTED = {
@@ -119,13 +103,27 @@ def test_what_rules_accept(target, wrong):
         refused(target, message, tree=tree, rule=Own())
 
 
-@pytest.mark.parametrize("row", [[61], [-1], [5.0], [5, 5], [1, 2, 3], [np.int64(5)]])
-def test_what_rules_propose(target, row):
+TOKENS = "a rule proposes up to 2 different tokens of 61, not"
+AS_MANY = "a rule proposes tokens and estimates for 1 nodes, as many of each"
+PROPOSED = [
+    ([[61]], [[0.5]], TOKENS),
+    ([[-1]], [[0.5]], TOKENS),
+    ([[5.0]], [[0.5]], TOKENS),
+    ([[np.int64(5)]], [[0.5]], TOKENS),
+    ([[5, 5]], [[0.5, 0.5]], TOKENS),
+    ([[1, 2, 3]], [[0.5, 0.5, 0.5]], TOKENS),
+    ([[5]], [[]], AS_MANY),
+    ([[5], [6]], [[0.5], [0.5]], AS_MANY),
+]
+
+
+@pytest.mark.parametrize(("tokens", "probs", "message"), PROPOSED)
+def test_what_rules_propose(target, tokens, probs, message):
     class Own(Greedy):
         def propose(self, tree, nodes, logits, count):
-            return Proposal([row] * len(nodes), [[0.5] * len(row)] * len(nodes))
+            return Proposal(tokens, probs)
 
-    refused(target, "a rule proposes up to 2 different tokens of 61, not", tree=(2,), rule=Own())
+    refused(target, message, tree=(2,), rule=Own())
 
 
 class Own:
@@ -159,22 +157,68 @@ def test_what_exits_predict(target):
     assert generate(target, [3, 1], exits=own, **law).tokens
 
 
-class ByEntropy(LayerExit):
-    """Sure if the mean entropy is small."""
+class Counting(Own):
+    """After token t comes t + 1. It notes which tokens were accepted."""
+
+    def __init__(self):
+        self.told = []
 
     def predict(self, tree, nodes):
-        found = super().predict(tree, nodes)
-        entropy = torch.special.entr(found.logits.softmax(dim=-1)).sum(dim=-1).min()
-        return found._replace(confidence=math.exp(-entropy.item()))
+        last = [(tree.context + tree.path(node))[-1] for node in nodes]
+        following = [(token + 1) % 61 for token in last]
+        return Prediction(torch.eye(61, device=DEVICE)[following].log(), confidence=0.6)
+
+    def keep(self, tree, accepted):
+        self.told.append([tree.tokens[node] for node in accepted])
 
 
-def test_an_exit_that_is_made_of_ours(target):
-    first = ByEntropy(target, None, 2)
-    own = dict(exits=[first, ByEntropy(target, first, 4)], thresholds=[0.5, 0])
-    alone = generate(target, [3, 1], method="ar", max_new_tokens=20).tokens
-    assert generate(target, [3, 1], max_new_tokens=20, **own).tokens == alone
-    line = "exit 2 is for one answer: make another LayerExit"
-    raises_line(generate, ValueError, line, target, [3, 1], **own)
+class Even:
+    """A shape: nodes with even numbers get children."""
+
+    depth, capacity = 3, 20
+
+    def width(self, depth):
+        return 3
+
+    def frontier(self, leaves, probs):
+        return [node for node in leaves if node % 2 == 0]
+
+    def sent(self, probs):
+        return list(range(len(probs)))
+
+
+class Best:
+    """A rule that is like ``Greedy``, but does not say that it is exact."""
+
+    exact, propose, verify = False, Greedy.propose, Greedy.verify
+
+
+def test_an_exit_of_ones_own(target):
+    """It says itself how sure it is, so that no default threshold is right for it."""
+    alone = generate(target, [3, 1], method="ar", max_new_tokens=40).tokens
+    own = Counting()
+    found = start(target, [3, 1], exits=[own], max_new_tokens=40)
+    accepted = [step.tokens[: len(step.accepted)] for step in found]
+    assert own.told[:-1] == accepted[:-1] and sum(map(len, own.told)) > 0
+    assert found.tokens == alone and found.plan.method == "s2d"  # not exit 0's trees
+    both = dict(exits=[own, 4], max_new_tokens=40)
+    always = generate(target, [3, 1], target, thresholds=[0.7, 0], **both)
+    assert always.tokens == alone and always.stats.exit_counts.keys() == {4}
+    raises_line(generate, ValueError, "give thresholds", target, [3, 1], target, **both)
+
+
+def test_a_shape_and_a_rule_of_ones_own(target):
+    found = start(target, [3, 1], target, tree=Even(), rule=Best(), exits=[2])
+    assert {parent for step in found for parent in step.tree.parents[4:]} == {2, 4, 6}
+    assert found.tokens == generate(target, [3, 1], method="ar").tokens
+    assert found.result().exact is False and max(found.stats.accept_lengths) > 1
+
+
+def test_an_exit_is_for_one_answer(target):
+    used = dict(exits=[LayerExit(target, None, 4)], max_new_tokens=5)
+    generate(target, [3, 1], **used)
+    line = "exit 4 is for one answer: make another LayerExit"
+    raises_line(generate, ValueError, line, target, [3, 1], **used)
 
 
 def test_an_exit_that_knows_nothing_ends_the_tree(target):
@@ -198,31 +242,53 @@ def test_a_prompt_that_fails_within_a_step_does_not_take_others_along():
     raises_line(next, ValueError, "prompt 0: an exit's confidence is nan", answers)
 
 
-KINDS = {
-    "exits: expected a list": dict(exits=np.array(1)),
+WRONG = {
+    "unknown method 'x'": dict(method="x"),
+    "unknown option 'temprature'; did you mean temperature?": dict(temprature=1.0),
+    "max_new_tokens: expected a whole number from 1": dict(max_new_tokens=0),
+    "temperature: expected a number from 0 up to 1e.06": dict(temperature=np.zeros((2, 2))),
+    "exits: expected a list, not 4": dict(exits=4),
+    "exits: expected a list, not array": dict(exits=np.array(1)),
+    "exits .5.: the draft has 4 layers": dict(exits=[5]),
+    "exits must increase": dict(exits=[2, 1]),
     "thresholds: expected a list": dict(exits=[1, 4], thresholds=np.array(1.0)),
+    "2 exits, but 1 thresholds": dict(exits=[1, 2], thresholds=[0.5]),
+    "stop_at is an object with begin, cut": dict(stop_at=["User:"]),
     "stop_at is an object": dict(stop_at=Own),
     "decision is an object": dict(decision=Own),
+    "a decision model judges exits with layers": dict(exits=[0, 2], decision=ByLastToken()),
     "datastore is an object": dict(datastore=Own, exits=[0]),
-    "temperature: expected a number from 0 up to 1e.06": dict(temperature=np.zeros((2, 2))),
+    "rule is 'noise', 'rejection' or a Rule": dict(rule="coupled"),
+    "a growing tree grows to at most 8192 nodes": dict(tree=GrowingShape(1000, 2, 5)),
+    "give tree or draft_length, not both": dict(tree=(2, 1), draft_length=3),
+    "a shape leaves out nodes that a rule has drawn": dict(
+        method="s2d-tree", temperature=1.0, rule=Rejection(partial(warp, temperature=1.0), Draws(0))
+    ),
 }
 
 
-@pytest.mark.parametrize("message", KINDS)
-def test_arguments_of_another_kind(target, message):
-    refused(target, message, **KINDS[message])
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_options(target, message):
+    refused(target, message, **WRONG[message])
+
+
+def test_wrong_prompts_and_drafts(target):
+    """Of prompts that are empty, too long or outside the vocabulary see ``test_batch``."""
+    for message, *arguments in (
+        ("a prompt is a list of ids", "Hi"),
+        ("the draft is a model of load_model", [1], "mini-7b"),
+        ("must share a vocabulary", [1], random_llama(1, vocab_size=190)),
+    ):
+        raises_line(generate, ValueError, message, target, *arguments)
+    raises_line(generate, ValueError, "exits .4.: there is no draft model", target, [1], exits=[4])
 
 
 def test_a_stop_at_that_is_falsy_is_used(target):
-    class Falsy:
-        def __len__(self):
-            return 0
+    class Falsy(list):
+        cut = None
 
         def begin(self):
             return lambda token: True
-
-        def cut(self, tokens):
-            return ""
 
     assert len(generate(target, [3, 1], target, stop_at=Falsy()).tokens) == 1
 

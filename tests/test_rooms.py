@@ -3,13 +3,15 @@
 import ast
 import doctest
 import importlib
-import multiprocessing
+import os
 import re
 import subprocess
 import sys
 
 import pytest
 from helpers import ROOT
+
+from s2d.__main__ import PROGRAMS
 
 PACKAGE = ROOT / "s2d"
 # A file imports only files before it.
@@ -61,70 +63,54 @@ def test_a_room_imports_the_front_and_only_rooms_below_it():
             assert not library or "cli" not in used, path
 
 
-# What a program does with the front, and the rooms that each part of it uses.
+# What a program does, and the rooms that are imported for it.
 USES = {
-    "from s2d import definition, generate, soft": set(),
+    "from s2d import definition, generate, soft": [],
     """for method in ("ar", "sd", "mcsd", "s2d", "s2d-tree"):
     for options in (dict(), dict(temperature=1.0, rule="rejection")):
-        generate(target, [3, 1], draft, method, max_new_tokens=4, **options)""": set(),
-    'generate(target, [3, 1], draft, init="target", max_new_tokens=4)': {"mcsd", "checkpoint"},
-    "generate(target, [3, 1], max_new_tokens=4)": {"ngram"},
-    "from s2d import load_model; load_model(WEIGHTS / 'mini-7b')": {"checkpoint"},
-    "list(s2d.generate_many(target, [[3, 1]], draft, max_new_tokens=4))": {"speed"},
-    "import s2d.trace.record": {"trace", "checkpoint", "mcsd", "cli"},
-    "import s2d.bench.speed": {"bench", "checkpoint", "cli", "speed", "train", "pair"},
-    "import s2d.train.nested": {"train", "checkpoint", "cli", "speed", "pair"},
-    "import s2d.lesson.checks": {"lesson"},
+        generate(target, [3, 1], draft, method, max_new_tokens=4, **options)""": [],
+    'generate(target, [3, 1], draft, init="target", max_new_tokens=4)': ["mcsd"],
+    "generate(target, [3, 1], max_new_tokens=4)": ["ngram"],
+    "list(s2d.generate_many(target, [[3, 1]], draft, max_new_tokens=4))": ["speed"],
+    "s2d.load_model(WEIGHTS / 'mini-7b')": ["checkpoint"],
 }
 
 
-def run_without(room, lines):
-    """Run a program that cannot import a room, in a process that has imported the project."""
-    for name in [each for each in sys.modules if each.split(".")[0] in ("s2d", "helpers")]:
-        del sys.modules[name]
-    sys.modules[f"s2d.{room}"] = None
-    exec("\n".join(lines), {})
-
-
-def test_whatever_does_not_use_a_room_works_without_it(tmp_path, monkeypatch):
+def test_a_room_that_is_not_used_is_not_imported(tmp_path):
     """Importing sets no hook; nothing goes into a user's home."""
-    for name in MODULES:  # so that the libraries of others are imported once for all processes
-        importlib.import_module(name)
-    monkeypatch.setenv("HOME", str(tmp_path))  # theirs write there
-    context, processes = multiprocessing.get_context("fork"), {}
-    for room in ROOMS:
-        lines = ["import sys, s2d", "from helpers import WEIGHTS, random_llama"]
-        lines += ["target, draft = (random_llama(seed, eos_token_ids=()) for seed in (1, 2))"]
-        lines += [line for line, used in USES.items() if room not in used]
-        lines += ["assert sys.excepthook is sys.__excepthook__"]
-        processes[room] = context.Process(target=run_without, args=(room, lines))
-        processes[room].start()
-    for process in processes.values():
-        process.join()
-    assert [room for room, process in processes.items() if process.exitcode != 0] == []
+    lines = ["import sys, s2d", "from helpers import WEIGHTS, random_llama"]
+    lines += ["target, draft = (random_llama(seed, eos_token_ids=()) for seed in (1, 2))"]
+    for line in USES:
+        lines += ["before = {*sys.modules}", line, "print(*({*sys.modules} - before))"]
+    lines += ["assert sys.excepthook is sys.__excepthook__"]
+    command = [sys.executable, "-c", "\n".join(lines)]
+    environment = os.environ | {"HOME": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT}/tests"}
+    out = subprocess.check_output(command, env=environment, text=True)
+    for (line, rooms), names in zip(USES.items(), out.splitlines(), strict=True):
+        assert [room for room in ROOMS if f"s2d.{room}" in names.split()] == rooms, line
     assert not list(tmp_path.iterdir())
 
 
-# What a room is called in code, and what only its options are about.
-OF_ROOMS = "roots|decision|ngram|datastore|TableExit|torchrun|is_initialized|mcsd|StopStrings"
-CORE = {*FRONT} - {"devices", "options", "generation"}
-
-
-def test_the_core_names_no_room():
-    for name in CORE:
-        assert re.findall(rf"\b({OF_ROOMS})\b", (PACKAGE / f"{name}.py").read_text()) == [], name
+def test_the_programs_that_are_listed_are_there():
+    for name in re.findall(r"python -m (\S+)", PROGRAMS):
+        assert name in MODULES or f"{name}.__main__" in MODULES
 
 
 # Packages that take long to import, and that a miniature does not need.
 SLOW = {"torch._dynamo", "transformers", "tokenizers", "jinja2"}
+QUICK = {  # a command line, and what it needs not
+    "--help": {"torch"},
+    "--target 7b --exits x": {"torch"},
+    "--target /nowhere": SLOW,
+    "--target 7b": SLOW,
+}
 
 
-@pytest.mark.parametrize("words", ["--target 7b", "--help", "--target /nowhere"])
+@pytest.mark.parametrize("words", QUICK)
 def test_a_program_is_quick_to_start(words):
-    """PyTorch's compiler takes most of a second to import: random numbers on meta would need it."""
     lines = ["import sys, runpy", f"sys.argv = ['run.py', *{words.split()}]"]
     lines += ["try:", "    runpy.run_path('run.py', run_name='__main__')", "except SystemExit:"]
-    lines += [f"    print({SLOW} & sys.modules.keys(), file=sys.stderr)"]
+    lines += [f"    print({QUICK[words]} & sys.modules.keys(), file=sys.stderr)"]
     command = [sys.executable, "-c", "\n".join(lines)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == "set()"

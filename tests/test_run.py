@@ -1,6 +1,5 @@
 """run.py as a user runs it: its output, --json, and one line with exit code 2 per mistake."""
 
-import importlib.util
 import io
 import json
 import re
@@ -16,16 +15,13 @@ from helpers import ROOT, WEIGHTS, change_json, program, refuses
 
 import run
 from s2d import Tokenizer
-from s2d.checkpoint import DTYPES
 from s2d.checkpoint.config import read_folder
 from s2d.checkpoint.tokenizer import TextStream
 from s2d.cli.program import run_program
 from s2d.decoder import Decoder
 from s2d.ngram.datastore import save_datastore
-from s2d.options import METHODS, Options
 from s2d.pair import names
-from s2d.pair.loading import choose_pair
-from s2d.speed import batch
+from s2d.tree import FixedShape, GrowingShape
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 EXAMPLE_PROMPT = names.MINIATURE_PROMPTS[0]
@@ -37,31 +33,10 @@ def run_json(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-def error_of(capsys):
-    return capsys.readouterr().err
-
-
 def type_in(monkeypatch, content):
     """Have these bytes on stdin."""
     typed = io.TextIOWrapper(io.BytesIO(content), "utf-8")
     monkeypatch.setattr(sys, "stdin", typed)
-
-
-def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatch, capsys):
-    """From any directory: stdout has the answer alone, stderr notices, a report, a comparison."""
-    monkeypatch.chdir(tmp_path)
-    assert program(run.main, "--target", "13b") == 0
-    out, error = capsys.readouterr()
-    assert out == EXAMPLE_ANSWER + "\n"
-    notices, _, block = error.partition("\n\n")
-    begins = (
-        "mini-13b is a miniature of 6 million ",
-        "loading target ",
-        "prompt format: Vicuna",
-        "target on ",
-    )
-    assert all(map(str.startswith, notices.splitlines(), begins)) and notices.count("\n") == 3
-    assert block.splitlines()[-1].startswith("speed ")
 
 
 def test_stdin_and_json(capsys, monkeypatch):
@@ -71,45 +46,34 @@ def test_stdin_and_json(capsys, monkeypatch):
     tokenizer, stats = Tokenizer(WEIGHTS / "mini-7b"), answer["stats"]
     assert Path(answer["model"]).samefile(WEIGHTS / "mini-7b")
     assert Path(answer["draft"]).samefile(WEIGHTS / "mini-draft")
-    used = {"exits": [2, 3], "tree": {"widths": [1] * 12}, "rule": "noise"}
-    assert answer["options"] | used == answer["options"]
     assert answer["text"] == tokenizer.decode(answer["tokens"])
     assert answer["prompt_tokens"] == len(tokenizer.encode_chat([QUESTION]))
-    assert answer["exact"] is True and answer["ended"] == "length" and stats["seconds"] > 0
-    assert sum(stats["accept_lengths"]) == len(answer["tokens"]) <= 20
-    drafted = stats["speculative_decoding"]
-    assert drafted["per_exit"].keys() == {"2", "3"}
-    assert sum(drafted["num_accepted_tokens_per_pos"]) == drafted["num_accepted_draft_tokens"] > 0
+    assert answer["exact"] is True and answer["ended"] == "length"
+    assert sum(stats["accept_lengths"]) == len(answer["tokens"]) == 20
+    assert stats["speculative_decoding"]["per_exit"].keys() == {"2", "3"}
 
 
-def test_options_reach_the_decoder(capsys):
-    common = ["--target", "7b", "--dtype", "float64", "--max-new-tokens", "24", "--prompt"]
+DECIDED = {
+    "--method ar": dict(method="ar", exits=()),
+    "--exits 2,4 --thresholds 1,0": dict(exits=(2, 4), thresholds=(1.0, 0.0)),
+    "--exits 0,1,2,4": dict(thresholds=(0.9, 0.5, 0.6, 0.0)),
+    "--exits 2,3,4": dict(thresholds=(0.6, 0.5, 0.0)),  # 0 would hide the exit after it
+    "--draft-length 2 --stop 0.5": dict(tree=FixedShape((1, 1)), stop=0.5),
+    "--method mcsd --tree 3,1": dict(method="mcsd", exits=(3,), tree=FixedShape((3, 1))),
+    "--method s2d-tree --tree 3x2x5": dict(method="s2d-tree", tree=GrowingShape(3, 2, 5)),
+    "--rejection --init target": dict(rule="rejection", init="target"),
+    "--paper": dict(rule="rejection", stop=0.0),
+    "--paper --stop 0.5": dict(rule="rejection", stop=0.5),
+    "--temperature 1.5 --seed 3": dict(temperature=1.5, seed=3),
+    "--top-p 0.5 --top-k 3": dict(top_p=0.5, top_k=3),
+    "": dict(method="s2d", exits=(2, 3), tree=FixedShape((1,) * 12), rule="noise"),
+}
 
-    def answer_to(line):
-        return run_json(capsys, *common, EXAMPLE_PROMPT, *line.split())
 
-    alone = answer_to("--method ar")
-    assert alone["stats"]["mean_accepted_tokens"] == 1.0 and alone["stats"]["exit_counts"] == {}
-    for line, exit, tree in (
-        ("--exits 2,4 --thresholds 1,0 --draft-length 2", "4", dict(widths=[1, 1])),
-        ("--method mcsd --tree 3,1 --exits 2", "2", dict(widths=[3, 1])),
-        ("--method s2d-tree --tree 3x2x5 --exits 3", "3", dict(top_k=3, depth=2, size=5)),
-    ):
-        answer = answer_to(line)
-        stats = answer["stats"]
-        assert answer["tokens"] == alone["tokens"] and [*stats["exit_counts"]] == [exit]
-        assert max(stats["accept_lengths"]) == 3 and answer["options"]["tree"] == tree
-    for line, exact in (("--tree 4,1 --rejection", False), ("--tree 1,4", True)):
-        assert answer_to(f"--method mcsd --init target {line}")["exact"] is exact
-    never_sure = answer_to("--thresholds 1,0 --stop 1")
-    assert max(never_sure["stats"]["accept_lengths"]) <= 2
-    sampled = [answer_to(f"--temperature 1.5 --seed {seed}")["tokens"] for seed in "12"]
-    assert sampled[0] != sampled[1]
-    one_text = answer_to("--temperature 1.5 --seed 1 --method ar")["tokens"]
-    assert sampled[0] == one_text
-    assert answer_to("--temperature 1.5 --seed 1 --rejection")["tokens"] != one_text
-    for least in ("--top-p 0.000001", "--top-k 1"):
-        assert answer_to(f"--temperature 1.5 {least}")["tokens"] == alone["tokens"]
+@pytest.mark.parametrize("line", DECIDED)
+def test_what_is_asked_for_is_decided(line):
+    decided = run.load(run.parse(["--target", "7b", *line.split()])).plan.as_dict()
+    assert decided | DECIDED[line] == decided
 
 
 def chosen(target, *words):
@@ -131,7 +95,7 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
         run.read_lines(run.parse(["--target", str(target), "--examples"]))
 
 
-def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, capsys):
+def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path):
     for folder in ("mini-7b", "mini-draft"):
         shutil.copytree(WEIGHTS / folder, tmp_path / folder)
     target, draft = tmp_path / "mini-7b", tmp_path / "mini-draft"
@@ -146,18 +110,10 @@ def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, ca
     given = store.rename(tmp_path / "given")
     assert chosen(target, "--datastore", given) == (None, given, True)
     assert chosen(target, "--datastore", given, "--exits", "0,2") == (draft, given, False)
-    error_of(capsys)
-    unused = Options("ar", datastore=given)
-    assert choose_pair(target, options=unused).plan.asked.datastore is None
-    unread = "--target", target, "--datastore", given, "--exits", 2
-    refuses(run.main, capsys, "a datastore is what exit 0 reads", *unread)
-    store.write_text("no datastore")
-    refuses(run.main, capsys, store.name, "--target", target)
-    store.unlink()
     shutil.rmtree(draft)
-    refuses(run.main, capsys, "need a draft (--draft)", "--target", target, "--exits", 2)
-    stats = run_json(capsys, "--target", target, "--max-new-tokens", 24)["stats"]
-    assert stats["exit_counts"].keys() == {"0"} and stats["mean_accepted_tokens"] > 1
+    assert chosen(target) == (None, None, True)
+    with pytest.raises(FileNotFoundError, match="need a draft"):
+        chosen(target, "--exits", "2")
 
 
 def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
@@ -169,38 +125,27 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
     for changes in (dict(vocab_size=61), dict(model_type="mistral")):
         change_json(draft / "config.json", **changes)
         assert chosen(target) == (None, None, True)
-        notice = error_of(capsys).splitlines()[0]
+        notice = capsys.readouterr().err.splitlines()[0]
         assert "llama-draft" in notice and "not used" in notice
         for words in (("--exits", "2"), ("--draft", draft)):
             with pytest.raises(ValueError):
                 chosen(target, *words)
         (draft / "config.json").write_text(before)
-    weights = (draft / "model.safetensors").read_bytes()
-    (draft / "model.safetensors").write_bytes(weights[:-9])
-    with pytest.raises(ValueError, match="llama-draft/model.safetensors cannot be read"):
-        chosen(target)
 
 
-def test_many_prompts_at_once(tmp_path, monkeypatch, capsys):
-    """Each answer is the one that --prompt gives, in the order of the lines, whatever ends first.
+def test_many_prompts_at_once(tmp_path, capsys):
+    """Each answer is the one that --prompt gives, in the order of the lines.
 
     What is too long is named, and the others run. A byte order mark is no token.
     """
     prompts = [EXAMPLE_PROMPT, "", "word " * 600, QUESTION, EXAMPLE_QUESTION]
-    file, ended, step = tmp_path / "prompts.txt", [], batch.run_step
+    file = tmp_path / "prompts.txt"
     file.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(prompts).encode())
-
-    def run_step(*arguments):
-        found = step(*arguments)
-        ended.extend(found)
-        return found
-
-    monkeypatch.setattr(batch, "run_step", run_step)
     common = "--target", "7b", "--dtype", "float64", "--max-new-tokens", 40, "--temperature", 0.1
     assert program(run.main, *common, "--prompts", file, "--batch", 2, "--seed", 5, "--json") == 2
     out, error = capsys.readouterr()
     answers = list(map(json.loads, out.splitlines()))
-    assert [answer["line"] for answer in answers] == [1, 4, 5] and ended != sorted(ended)
+    assert [answer["line"] for answer in answers] == [1, 4, 5]
     assert error.splitlines()[-2].startswith("line 3: the prompt has ")
     count = sum(len(answer["tokens"]) for answer in answers)
     assert error.splitlines()[-1].startswith(f"{count} tokens in ")
@@ -239,27 +184,20 @@ def test_the_chat_template_is_used_where_there_is_one(tmp_path, capsys):
     line = [base, "--template-option", "think=false", "--template-option", "mood=glad"]
     answer = run_json(capsys, *common, *line)
     assert answer["prompt_tokens"] == len(tokenizer.encode(f"{text} noglad", with_bos=False))
-    assert answer["options"]["template_options"] == {"think": False, "mood": "glad"}
 
 
 CONTROLS = "Say \x1b]0;owned\x07\x1b[31m red\x9b1m"
 VISIBLE = r"Say \x1b]0;owned\x07\x1b[31m red\x9b1m"
 
 
-def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch, tmp_path, capsys):
-    """Of answers, of lines of a file, and of notices. Elsewhere an answer is written as it is."""
-    file = tmp_path / "prompts.txt"
-    file.write_text(CONTROLS)
+def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch, capsys):
+    """Elsewhere an answer is written as it is."""
     answer = "--target", "7b", "--max-new-tokens", 1, "--method", "ar"
     monkeypatch.setattr(TextStream, "push", lambda self, ids, last=False: CONTROLS)
     for is_terminal, shown in ((False, CONTROLS), (True, VISIBLE)):
         monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)  # noqa: B023
         assert program(run.main, *answer) == 0
         assert capsys.readouterr().out == shown * 2 + "\n"
-    assert program(run.main, *answer, "--prompts", file) == 0
-    assert capsys.readouterr().out.startswith(f"## 1: {VISIBLE}\n\n")
-    assert run_program("run.py", Mock(side_effect=ValueError(CONTROLS))) == 2
-    assert capsys.readouterr().err == f"run.py: {VISIBLE}\n"
 
 
 MISTAKES = {
@@ -287,6 +225,7 @@ def test_what_a_program_raises_becomes_an_exit_code(monkeypatch, capsys):
     for error, code, message in (
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (ValueError("two\nlines"), 2, "run.py: two lines\n"),
+        (ValueError(CONTROLS), 2, f"run.py: {VISIBLE}\n"),
         (ModuleNotFoundError("No module named 'x'"), 2, "run.py: No module named 'x'\n"),
     ):
         assert run_program("run.py", Mock(side_effect=error)) == code
@@ -355,30 +294,3 @@ def test_an_answer_that_is_cut_by_ctrl_c_ends_its_line(monkeypatch, capsys):
     out, error = capsys.readouterr()
     assert error.endswith("interrupted\n") and out.endswith("\n")
     assert EXAMPLE_ANSWER.startswith(out[:-1]) and len(out) > 5
-
-
-def test_pytorch_is_not_loaded_for_a_mistake_or_the_list_of_programs():
-    def say(code):
-        line = [sys.executable, "-c", f"import sys, runpy; sys.modules['torch'] = None; {code}"]
-        return subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
-
-    words = "sys.argv = ['run.py', '--target', '7b', '--exits', 'x']"
-    mistake = say(f"{words}; runpy.run_path('run.py', run_name='__main__')")
-    assert mistake.returncode == 2 and mistake.stderr.startswith("run.py: argument --exits: ")
-    listed = say("runpy.run_module('s2d', run_name='__main__')").stdout
-    programs = re.findall(r"^python -m (\S+)", listed, re.M)
-    assert {"s2d.bench", "s2d.train", "s2d.definition"} <= {*programs}
-    for name in programs:
-        assert importlib.util.find_spec(name) is not None, name
-
-
-def test_options_and_defaults_are_those_that_the_library_knows(capsys):
-    assert program(run.main, "--help") == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert all(group in shown for group in ("model:", "drafting:", "input:", "Example: "))
-    assert "{" + ",".join(METHODS) + "}" in shown
-    assert set(re.search(r"--dtype D auto, (.*?) \(", shown)[1].split(", ")) == {*DTYPES}
-    for name in ("temperature", "top_p", "top_k", "seed", "max_new_tokens", "init"):
-        default = getattr(Options(), name)
-        default = default if isinstance(default, str) else f"{default:g}"
-        assert re.search(rf"--{name.replace('_', '-')} [^(]*\({default}[:)]", shown), name

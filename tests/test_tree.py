@@ -22,17 +22,6 @@ def test_no_child_is_sent_without_its_parent():
     assert tree.parents == [-1, 0, 1]
 
 
-def test_a_growing_tree_may_expand_more_nodes_than_it_sends():
-    """Some that were expanded are less probable than what came later; caches must hold them."""
-    shape = GrowingShape(top_k=8, depth=3, size=8)
-    tree = Tree([1])
-    tree.add_level([0], Proposal([[*range(8)]], [[0.93, *[0.01] * 7]]), exit_layer=1)
-    level = Proposal([[*range(8)]] * 8, [[0.12] * 8] * 8)
-    tree.add_level([*range(1, 9)], level, exit_layer=1)
-    tree.expanded += shape.frontier(tree.leaves(0.0), tree.probs)
-    assert shape.size < len(tree.expanded) - 1 == 16 <= shape.capacity
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_every_part_of_context_and_tree_against_cache_free_passes(seed):
     """From every position on, after a cache of what is before it; chains as well as trees."""
