@@ -164,7 +164,9 @@ def test_the_page_names_functions_that_exist():
         assert callable(attrgetter(function)(module))
 
 
-ALL_STEPS = """const cells = (row) => all("th, td", row).map((each) => each.textContent);
+ALL_STEPS = """const column = (head, i) => [head.textContent,
+  all(`#tests td:nth-child(${i + 1})`).map((cell) => parseFloat(cell.textContent))];
+const cells = (row) => all("td", row).map((each) => each.textContent);
 return [texts("#answer"), all("#answer span").map((each) => each.className.split(" lit")[0]),
 typeof hacked + document.images.length, texts("#options")[0],
 Array.from({ length: Number(all("#slider")[0].max) + 1 }, (_, step) => {
@@ -172,10 +174,10 @@ Array.from({ length: Number(all("#slider")[0].max) + 1 }, (_, step) => {
   return {
     accepted: all("#tree g").map((each) => each.matches(".accepted")),
     mask: all("#mask g").map((row) => all(".cell", row).map((each) => +each.dataset.column)),
-    levels: all("#levels tr").map(cells),
+    levels: all("#levels tr").slice(1).map(cells),
     positions: all("#positions button").map((button, i) => {
       all("#positions button")[i].click();
-      return [texts("#lines > p"), all("#tests tr").map(cells)];
+      return [texts("#lines > p"), all("#tests th").map(column).slice(1)];
     }),
   };
 })]"""
@@ -202,24 +204,23 @@ def test_the_page_shows_the_record(case, known, tokenizer):
         parents = step["nodes"]["parents"]
         assert seen["accepted"] == [node in step["path"] for node in range(len(parents))]
         assert seen["mask"] == [row.nonzero()[0].tolist() for row in ancestors_of(parents)]
-        for level, asked in enumerate(step["asked"].values(), start=1):
-            said = [row[level] for row in seen["levels"][1:] if row[level] != "·"]
+        for level, asked in enumerate(step["asked"].values()):
+            said = [row[level] for row in seen["levels"] if row[level] != "·"]
             assert [float(each) for each in said] == [confidence for _, confidence in asked]
-        for (lines, table), position in zip(seen["positions"], step["positions"], strict=True):
+        for (lines, shown), position in zip(seen["positions"], step["positions"], strict=True):
             for test, line in zip(position["tests"], lines):
                 assert line.endswith("accepted" if test["accepted"] else "rejected")
-            check_table(table, position, about["rule"])
+            check_table(shown, position, about["rule"])
 
 
-def check_table(table, position, rule):
+def check_table(shown, position, rule):
     """Every number is under its name, and what decides is named."""
-    shown = {head: list(map(float, cells)) for head, *cells in list(zip(*table))[1:]}
-    assert any("decides" in head for head in shown) == (rule is not None)
-    columns = [(name, values) for name, _, values in position["columns"]]
-    columns += [(f"exit {exit}", values) for exit, values in position["said"]]
+    assert any("decides" in head for head, _ in shown) == (rule is not None)
+    columns = [[name, values] for name, _, values in position["columns"]]
+    columns += [[f"exit {exit}", values] for exit, values in position["said"]]
     assert len(shown) == len(columns)
     for name, values in columns:
-        assert values in [shown[head] for head in shown if head.startswith(name)]
+        assert values in [numbers for head, numbers in shown if head.startswith(name)]
 
 
 MOVES = """const [slider] = all("#slider");
