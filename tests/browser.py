@@ -9,13 +9,11 @@ from helpers import need
 
 CHROMIUM = "chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic"
 CHROMIUM += " --no-first-run --disable-background-networking --disable-component-update --dump-dom"
-# Put before the page's own script. Its timers are kept, for tests to call them.
+# Put before the page's own script.
 BEFORE = """<script>
 const wrong = [], all = (selector, root = document) => [...root.querySelectorAll(selector)];
 const texts = (selector) => all(selector).map((each) => each.textContent);
 const lit = (selector) => all(selector).flatMap((each, i) => each.matches(".lit") ? [i] : []);
-const timers = [];
-setInterval = (run) => timers.push(run);
 onerror = (message) => wrong.push(message);
 document.onsecuritypolicyviolation = (event) => wrong.push(event.blockedURI);
 </script><title>"""

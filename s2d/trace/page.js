@@ -5,12 +5,11 @@
 const at = (id) => document.getElementById(id);
 const data = JSON.parse(at("data").textContent);
 const { about, steps, pieces } = data;
+const { exits, thresholds } = about.options;
 
 // Nodes are numbered as in s2d/tree.py: node 0 is the root, the last token of the context.
 const NO_PARENT = -1; // the parent of the root
-const SECONDS_PER_STEP = 1.2; // of "play"
-const COARSE = matchMedia("(pointer: coarse)").matches; // a finger needs larger parts than a mouse
-const ROW = COARSE ? 34 : 26, CELL = COARSE ? 24 : 14; // pixels from row to row of the tree and of the mask
+const ROW = 30, CELL = 14; // pixels from row to row of the tree and of the mask
 
 /** A number with the digits that were recorded, 1.2e-5 if it is small. */
 const number = (value) => (value !== 0 && value < 0.001 ? value.toExponential() : String(value));
@@ -51,26 +50,17 @@ const mark = (name, selector, chosen) =>
 /** A line of a key: a sample, and what it means. */
 const sample = (kind, words) => make("span", {}, make("span", { class: `sample ${kind}` }), words);
 
-/** Mark the edges at which a part of the page goes on but is cut off. */
-function markEdges() {
-  for (const part of document.querySelectorAll(".scroll")) {
-    part.classList.toggle("more-right", part.scrollLeft + part.clientWidth < part.scrollWidth - 1);
-    part.classList.toggle("more-below", part.scrollTop + part.clientHeight < part.scrollHeight - 1);
-  }
-}
-
 /** For each token of the answer its step, and its position among those of the step. */
 const tokens = steps.flatMap((step, s) => step.tokens.map((token, position) => ({ s, position, exit: step.sources[position] })));
 
 function drawAnswer() {
-  const { target, draft, method, temperature, top_p, top_k, seed, exits, thresholds } = about;
-  const cut = (top_k ? `, top-k ${top_k}` : "") + (top_p < 1 ? `, top-p ${top_p}` : "");
   at("about").textContent = [
-    `target ${target}`, draft ? `draft ${draft}` : "no draft", `method ${method}`, `temperature ${temperature}${cut}`,
-    `seed ${seed}`, ...(exits.length ? [`exits ${exits.join(", ")}`, `thresholds ${thresholds.join(", ")}`] : []),
+    `target ${about.target}`, about.draft ? `draft ${about.draft}` : "no draft",
     `${tokens.length} tokens in ${steps.length} steps, ${(tokens.length / steps.length).toFixed(2)} per step`,
     about.exact ? "lossless" : "not lossless",
   ].join(" · ");
+  const given = Object.entries(about.options).filter(([, value]) => value !== null);
+  at("options").textContent = given.map(([name, value]) => `${name}: ${[value].flat().join(", ") || "none"}`).join(" · ");
   at("prompt").textContent = data.prompt;
   at("answer").append(...data.answer.map((text, i) => {
     if (i === tokens.length) return text; // what is left of a character at the end
@@ -85,10 +75,10 @@ function drawAnswer() {
 
 /** What colours and lines mean, next to the tree and to the mask. */
 function drawKeys() {
-  const exits = about.exits.map((exit) => make("span", { class: sourceClass(exit) }, `from exit ${exit}`));
+  const sources = exits.map((exit) => make("span", { class: sourceClass(exit) }, `from exit ${exit}`));
   at("tree-key").append(
-    "the first box: node 0, the context's last token", ...exits, sample("accepted", "green frame: accepted"),
-    sample("lit", "yellow: the node that you look at, and what it attends to"), "dotted edge: a picture goes on there");
+    "the first box: node 0, the context's last token", ...sources, sample("accepted", "green frame: accepted"),
+    sample("lit", "yellow: the node that you look at, and what it attends to"));
   at("mask-key").append(
     "ctx: the context before node 0", sample("attends", "blue: what a node attends to"), sample("seen", "orange: the row of the node that you look at"));
 }
@@ -99,7 +89,7 @@ let current, chosen; // step and position
 function show(s, position = Infinity) {
   current = Math.max(0, Math.min(steps.length - 1, s));
   chosen = Math.max(0, Math.min(steps[current].positions.length - 1, position));
-  const step = steps[current], { n, nodes, path } = step, which = `${current + 1} of ${steps.length}`;
+  const step = steps[current], { n, nodes, path, cached } = step, which = `${current + 1} of ${steps.length}`;
   const lit = tokens.flatMap((token, i) => (token.s === current ? [i] : []));
   mark("lit", "#answer span", lit);
   mark("chosen", "#answer span", lit.slice(chosen, chosen + 1));
@@ -109,13 +99,12 @@ function show(s, position = Infinity) {
   const [draft, target] = step.ms.map((ms) => `${ms} ms`), count = nodes.tokens.length - 1;
   at("step-words").replaceChildren(
     `${n} tokens of context. ${count} drafted in ${draft}, checked by the target in ${target}: ${path.length} accepted. `,
-    `The KV cache keeps ${n + path.length} of ${n + count} positions and is rolled back by ${count - path.length}. `,
+    `The KV cache keeps ${cached} of ${n + count} positions and is rolled back by ${n + count - cached}. `,
     "Emitted: ", ...step.tokens.flatMap((token) => [piece(token), " "]));
   drawTree(step);
   drawLevels(step);
   drawPosition(step);
   drawMask(step);
-  markEdges();
 }
 
 /** Light up a node, its row of the mask and its ancestors, and say what it is. */
@@ -125,7 +114,7 @@ function showNode({ nodes }, node) {
   mark("lit", "#mask g", [node]);
   if (node === 0) return at("node").replaceChildren("Node 0 ", token, " is the last token of the context. It attends to the context.");
   at("node").replaceChildren(`Node ${node} `, token, ` is from ${sourceName(nodes.exits[node])}, `,
-    `level ${nodes.depths[node]}. Its path has probability ${number(nodes.probs[node])} in the draft. `,
+    `level ${nodes.depths[node]}. The draft estimates that its path is accepted with probability ${number(nodes.probs[node])}. `,
     `The target gives it p = ${number(nodes.p[node])} after its parent. `,
     `It attends to the context and ${drafted.length > 1 ? `nodes ${drafted.join(", ")}` : "itself"}.`);
 }
@@ -161,8 +150,17 @@ function drawTree(step) {
   });
   const size = { width: x(tokens.length - 1) + 70, height: 2 + ROW * leaves }; // the last node is among the deepest
   at("tree").replaceChildren(make("svg:svg", size, ...groups));
-  at("ended").textContent = step.ended;
+  at("ended").textContent = whyEnded(step);
   at("node").textContent = "Point at a node, touch it, or go to it with the Tab key.";
+}
+
+/** Why a tree has no more levels. Its shape has some, and the answer and the context leave room for some. */
+function whyEnded({ asked, depths: [depth, ofShape, ofRoom] }) {
+  if (depth === 0 && !Object.keys(asked).length) return "Nothing is drafted in this step.";
+  if (depth === ofShape) return "Drafting ended with the last level of the tree.";
+  if (depth >= ofRoom) return "Drafting ended where the answer or the context must end.";
+  if (depth + 1 in asked) return "Drafting ended because nothing was known about the next token.";
+  return "Drafting ended because no path was likely enough to be followed.";
 }
 
 /** A row for each exit, a column for each level: how sure the exit was, if it was asked. The last one
@@ -170,8 +168,8 @@ function drawTree(step) {
 function drawLevels(step) {
   const levels = Object.entries(step.asked);
   const heads = levels.map(([level]) => make("th", {}, level));
-  const rows = about.exits.map((exit, i) => {
-    const threshold = i === about.exits.length - 1 ? "" : ` > ${about.thresholds[i]}`;
+  const rows = exits.map((exit, i) => {
+    const threshold = i === exits.length - 1 ? "" : ` > ${thresholds[i]}`;
     return make("tr", {}, make("th", {}, `exit ${exit}${threshold}`), ...levels.map(([, asked]) => {
       const confidence = new Map(asked).get(exit), drafted = asked.at(-1)[0] === exit && confidence > 0;
       const text = confidence === undefined ? "·" : number(confidence);
@@ -184,41 +182,37 @@ function drawLevels(step) {
 
 /** By rule: what decides at a position, and why that leaves the target's text or distribution as it is. */
 const RULES = {
-  Greedy: {
-    decides: true,
+  greedy: {
     choice: "the target's likeliest token",
     why: "p is the target's distribution. A node is accepted only if it is the likeliest token, so the text is the target's own.",
   },
-  SharedNoise: {
-    decides: true,
+  noise: {
     choice: "the largest p / e",
     why: "The target takes the token with the largest p / e, which is a draw from its distribution p: the noise e depends on "
       + "the seed and the position alone, so the text is the same whatever is drafted (Daliri et al. 2024, arXiv 2408.07978).",
   },
-  Rejection: {
-    decides: true,
-    why: "p is the target's distribution and q the draft's. Each test leaves p as the distribution of the output (Leviathan et "
-      + "al. 2023, appendix A.1), and so do several at one position (recursive rejection sampling, Jeon et al. 2024).",
-  },
-  LongestPath: {
-    why: "Every root of the target counts as accepted, and the longest path below one wins, which is not lossless "
-      + "(arXiv 2409.10644). The tests below each root are not shown.",
+  rejection: {
+    why: "p is the target's distribution and q the draft's. A token that was drawn from q is tested by p / q, and a token of a "
+      + "growing tree, which was chosen, by p. After a rejection p is the residual distribution, and q is without the token. "
+      + "Each test leaves p as the distribution of the output (Leviathan et al. 2023, appendix A.1), and so do several at one "
+      + "position (recursive rejection sampling, Jeon et al. 2024).",
   },
 };
-
-/** For a rule of the caller's own. */
-const OWN_RULE = { why: `What is accepted is up to the rule ${about.rule}, which says that it is ${about.exact ? "" : "not "}lossless.` };
+const OWN_RULE = { why: `A rule of the caller's own decides. It says that it is ${about.exact ? "" : "not "}lossless.` };
+const ROOTS = "Every root of the target counts as accepted. The tokens below each root are tested, and the root with the longest "
+  + "accepted path wins, which is not lossless (arXiv 2409.10644).";
 
 /** The chosen position: a button for each, the tests there in sentences, and the distributions. */
 function drawPosition(step) {
-  const { ids, tests, bonus, note, columns, said } = step.positions[chosen], { nodes, path } = step;
+  const { ids, tests, bonus, columns, said } = step.positions[chosen], { nodes, path } = step;
   const { choice, why } = RULES[about.rule] ?? OWN_RULE;
   at("positions").replaceChildren(...step.positions.map((_, i) => {
     const before = i ? piece(nodes.tokens[path[i - 1]]) : "the context", press = { "aria-pressed": i === chosen };
     return make("button", { type: "button", onclick: () => show(current, i), ...press }, "after ", before);
   }));
   const value = (name, token) => number(columns.findLast((column) => column[0] === name)[2][ids.indexOf(token)]);
-  const compared = (token) => `p = ${value("p", token)}` + (about.rule === "SharedNoise" ? `, p / e = ${value("p / e", token)}` : "");
+  const withNoise = columns.some(([name]) => name === "p / e");
+  const compared = (token) => `p = ${value("p", token)}` + (withNoise ? `, p / e = ${value("p / e", token)}` : "");
   const lines = tests.map(({ node, accepted, p, q, chance, draw }) => {
     const token = nodes.tokens[node], result = accepted ? "accepted" : "rejected";
     if (nodes.exits[node] === null) return paragraph(piece(token), ` ${compared(token)}, a root, which the target chose: ${result}`);
@@ -232,13 +226,15 @@ function drawPosition(step) {
   if (bonus !== null) {
     const rejected = columns.some(([name]) => name === "residual after");
     const from = rejected ? `p = ${value("residual after", bonus)} in the residual distribution` : compared(bonus);
-    const none = tests.length || about.rule === "LongestPath" ? "" : " Nothing was drafted here.";
+    const none = tests.length ? "" : " Nothing was drafted here.";
     lines.push(paragraph("The bonus token: ", piece(bonus), ` ${from}.${none}`));
+  } else if (chosen === path.length) {
+    const ended = current === steps.length - 1, root = "What the target chooses here is not emitted yet: it is a root of the next tree.";
+    lines.push(paragraph(ended ? "The answer has ended before this position." : root));
   }
-  if (note) lines.push(paragraph(note));
   at("lines").replaceChildren(...lines);
   drawTable(ids, columns, said);
-  at("why").textContent = why;
+  at("why").textContent = about.rule !== null && !about.exact ? ROOTS : why;
 }
 
 /** A row for each token: what decides, then p, what every exit says, and what else the rule made of p. */
@@ -249,7 +245,7 @@ function drawTable(ids, columns, said) {
   const shown = columns.map(([name, after, row], i) => ({
     head: after === null ? [name] : [`${name} `, piece(after)],
     kind: name.startsWith("q") ? "q" : name === "e" ? null : "p", // e is no probability
-    row, whole: name === "p / e" ? Math.max(...row) : 1, decides: i >= first && RULES[about.rule]?.decides,
+    row, whole: name === "p / e" ? Math.max(...row) : 1, decides: i >= first && about.rule !== null,
   }));
   const deciding = shown.slice(first), others = shown.slice(0, first); // on a phone, these are out of sight
   const all = [...deciding, ...others.slice(0, 1), ...exits, ...others.slice(1)];
@@ -278,25 +274,6 @@ function drawMask(step) {
   at("mask").replaceChildren(make("svg:svg", { width: x(count), height: y(count) + 6 }, context, ...heads, ...rows));
 }
 
-let playing = null; // the timer
-
-function stop() {
-  clearInterval(playing);
-  playing = null;
-  at("play").textContent = "play";
-}
-
-/** Go on by itself, once it is asked to, up to the last step. */
-function play() {
-  if (playing !== null) return stop();
-  if (current === steps.length - 1) show(0);
-  at("play").textContent = "stop";
-  playing = setInterval(() => {
-    show(current + 1);
-    if (current === steps.length - 1) stop();
-  }, 1000 * SECONDS_PER_STEP);
-}
-
 /** An address may name a step: #step-6. */
 const goToAddress = () => show((/^#step-(\d+)$/.exec(location.hash)?.[1] ?? 1) - 1);
 
@@ -304,7 +281,6 @@ at("slider").max = steps.length - 1;
 at("slider").oninput = () => show(+at("slider").value);
 at("previous").onclick = () => show(current - 1);
 at("next").onclick = () => show(current + 1);
-at("play").onclick = play;
 document.onkeydown = (event) => {
   const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (!move || event.altKey || event.ctrlKey || event.metaKey) return;
@@ -313,8 +289,6 @@ document.onkeydown = (event) => {
   const token = tokens[tokens.findIndex(({ s, position }) => s === current && position === chosen) + move];
   if (token) show(token.s, token.position);
 };
-document.addEventListener("scroll", markEdges, true); // of any part
-window.onresize = markEdges;
 window.onhashchange = goToAddress;
 drawAnswer();
 drawKeys();

@@ -1,12 +1,17 @@
-"""What the page of an answer shows, as plain numbers.
+"""What the page of an answer shows, as plain data.
 
-A ``Recorder`` reads it from the Steps of a Decoder. It puts objects in the place of the exits and
-the random draws that note what passes through them. Recording changes no answer.
+A ``Recorder`` reads it from the Steps of a Decoder. It also listens to the exits, the draft and the
+rule: it puts methods of its own in the place of some of theirs, and these call them. Recording
+changes no answer.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import is_dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,60 +20,15 @@ from torch import Tensor
 from ..checkpoint.tokenizer import TextStream, Tokenizer
 from ..cli.colors import Color
 from ..decoder import Decoder
-from ..draft import LayerExit
-from ..mcsd.roots import LongestPath, RootsDecoder
-from ..rules import Exit, Prediction, Rejection, SharedNoise, residual, without
-from ..sampling import Draws, warp
+from ..mcsd.roots import LongestPath
+from ..rules import Greedy, Prediction, Rejection, Rule, SharedNoise, without
+from ..sampling import warp
 from ..stats import Step
 from ..tree import Tree
 
 LIKELIEST = 6  # of the vocabulary, the target's likeliest tokens are shown, and those in the tree
-OPTIONS = "temperature top_p top_k seed init".split()
-Asked = dict[int, list[tuple[int, float]]]  # level -> exits in turn, and how sure they were
-Said = dict[tuple[int, ...], list[tuple[int, Tensor]]]  # path -> exits, and what they said (V,)
-
-
-class NotedExit:
-    """An exit; ``asked`` gets how sure it was, and ``said`` what it said.
-
-    The last exit that is asked drafts the level, unless it knows nothing.
-    """
-
-    def __init__(self, inner: Exit, asked: Asked, said: Said) -> None:
-        self.inner = inner
-        self.asked = asked
-        self.said = said
-        self.exit_layer = inner.exit_layer
-        self.max_positions = inner.max_positions
-
-    def start(self, capacity: int) -> None:
-        self.inner.start(capacity)
-
-    def predict(self, tree: Tree, nodes: list[int]) -> Prediction | None:
-        prediction = self.inner.predict(tree, nodes)
-        confidence = 0.0 if prediction is None else prediction.confidence
-        self.asked[tree.depth + 1].append((self.exit_layer, short(confidence)))
-        if isinstance(self.inner, LayerExit) and prediction is not None:
-            probs = warp(prediction.logits, temperature=1.0).cpu()
-            for node, row in zip(nodes, probs):
-                self.said[tuple(tree.path(node))].append((self.exit_layer, row))
-        return prediction
-
-    def keep(self, tree: Tree, accepted: list[int]) -> None:
-        self.inner.keep(tree, accepted)
-
-
-class NotedDraws(Draws):
-    """The random numbers of ``inner``, and in ``numbers`` those that decided tests."""
-
-    def __init__(self, inner: Draws, numbers: list[float]) -> None:
-        self.generator = inner.generator
-        self.numbers = numbers
-
-    def flip(self, probability: float) -> bool:
-        number = self.uniform(1).item()
-        self.numbers.append(number)
-        return number < probability
+NOT_SHOWN = ("draft_length",)  # of the options: the tree has it
+RULES = {Greedy: "greedy", Rejection: "rejection", SharedNoise: "noise"}  # as page.js calls them
 
 
 class Recorder:
@@ -83,33 +43,99 @@ class Recorder:
     ) -> None:
         self.tokenizer = tokenizer
         self.decoder = decoder
-        self.prompt = decoder.context
         self.steps: list[dict[str, Any]] = []
-        self.asked: Asked = defaultdict(list)
-        self.said: Said = defaultdict(list)
-        self.numbers: list[float] = []
+        # What was noted in this step:
+        self.depth = 0  # the level down to which the draft may draft
+        self.asked = defaultdict(list)  # level -> exits in turn, and how sure they were
+        self.said = defaultdict(list)  # path -> exits, and what they said (V,)
+        self.flips: list[tuple[float, float]] = []  # coins: (probability, random number)
+        self.tests: dict[int, dict[str, float]] = {}  # tested node -> the numbers that decided
+        self.left: dict[int, Tensor] = {}  # rejected node -> what is then left of p (V,)
+
         exits = decoder.drafter.exits
-        decoder.drafter.exits = [NotedExit(each, self.asked, self.said) for each in exits]
+        for each in exits:
+            each.predict = partial(self.note_prediction, each.exit_layer, each.predict)
+        decoder.drafter.grow = partial(self.note_depth, decoder.drafter.grow)
         self.rule = decoder.rule
-        if isinstance(self.rule, LongestPath) and self.rule.exact:  # one root: the inner rule tests
+        if isinstance(self.rule, LongestPath):  # the inner rule tests, below each root
             self.rule = self.rule.rule
         if isinstance(self.rule, Rejection):
-            self.rule.draws = NotedDraws(self.rule.draws, self.numbers)
-        self.about = names | {name: getattr(decoder.plan.asked, name) for name in OPTIONS}
-        self.about |= {"method": decoder.plan.method, "thresholds": decoder.plan.thresholds}
-        self.about["exits"] = [each.exit_layer for each in exits]
-        self.about["colors"] = {each: color.name for each, color in colors.items()}
-        self.about["rule"] = type(self.rule).__name__
-        self.about["exact"] = decoder.rule.exact
+            self.rejecting = copy(self.rule)  # this one's coin never shows heads
+            self.rejecting.draws = SimpleNamespace(flip=lambda probability: False)
+            draws = self.rule.draws
+            draws.uniform = partial(self.note_numbers, draws.uniform)
+            draws.flip = partial(self.note_flip, draws.flip)
+            self.rule.test_children = partial(self.note_tests, self.rule.test_children)
+        rule_name = RULES.get(type(self.rule))
+        options = decoder.plan.as_dict()
+        options["exits"] = tuple(each.exit_layer for each in exits)
+        options["rule"] = rule_name or self.rule
+        self.about = names | {
+            "options": {each: plain(options[each]) for each in options if each not in NOT_SHOWN},
+            "rule": rule_name,
+            "exact": decoder.rule.exact,
+            "colors": {each: color.name for each, color in colors.items()},
+        }
+
+    def note_prediction(
+        self, exit_layer: int, predict: Callable, tree: Tree, nodes: list[int]
+    ) -> Prediction | None:
+        """In the place of ``Exit.predict``."""
+        prediction = predict(tree, nodes)
+        confidence = 0.0 if prediction is None else prediction.confidence
+        self.asked[tree.depth + 1].append((exit_layer, short(confidence)))
+        if prediction is not None:
+            probs = warp(prediction.logits, temperature=1.0).cpu()
+            for node, row in zip(nodes, probs):
+                self.said[tuple(tree.path(node))].append((exit_layer, row))
+        return prediction
+
+    def note_depth(self, grow: Callable, tree: Tree, depth: int, rule: Rule) -> Tree:
+        """In the place of ``SortedDraft.grow``."""
+        self.depth = depth
+        return grow(tree, depth, rule)
+
+    def note_numbers(self, uniform: Callable, count: int) -> Tensor:
+        """In the place of ``Draws.uniform``, for ``note_flip``."""
+        self.numbers = uniform(count)
+        return self.numbers
+
+    def note_flip(self, flip: Callable, probability: float) -> bool:
+        """In the place of ``Draws.flip``."""
+        heads = flip(probability)
+        self.flips.append((probability, self.numbers.item()))
+        return heads
+
+    def note_tests(
+        self,
+        test_children: Callable,
+        children: list[int],
+        tokens: list[int],
+        p: Tensor,
+        q: Tensor | None,
+    ) -> tuple[int | None, Tensor]:
+        """In the place of ``Rejection.test_children``."""
+        self.flips.clear()
+        found = test_children(children, tokens, p, q)
+        for child, (chance, number) in zip(children, self.flips):
+            token = tokens[child]
+            test = {"p": p[token].item(), "chance": min(1.0, chance), "draw": number}
+            if q is not None:
+                test["q"] = q[token].item()
+            self.tests[child] = {name: short(value) for name, value in test.items()}
+            if child != found[0]:  # the rule itself says what a rejection leaves of p
+                _, p = self.rejecting.test_children([child], tokens, p, q)
+                self.left[child] = p
+                q = None if q is None else without(q, token)
+        return found
 
     def record(self) -> Iterator[Step]:
         """Yield the Steps of the decoder, recorded."""
         for step in self.decoder:
             with torch.inference_mode():
                 self.add(step)
-            self.asked.clear()
-            self.said.clear()
-            self.numbers.clear()
+            for noted in (self.asked, self.said, self.tests, self.left):
+                noted.clear()
             yield step
 
     def add(self, step: Step) -> None:
@@ -128,10 +154,6 @@ class Recorder:
             "probs": short(tree.probs),
             "p": [None, *short(p[tree.parents[1:], tree.tokens[1:]])],
         }
-        numbers = iter(self.numbers)
-        positions = []
-        for node, accepted in zip([0, *step.accepted], [*step.accepted, None]):
-            positions.append(self.position(step, node, accepted, p[node], numbers))
         self.steps.append(
             {
                 "n": len(tree.context),
@@ -140,37 +162,33 @@ class Recorder:
                 "path": step.accepted,
                 "nodes": nodes,
                 "asked": dict(self.asked),
-                "ended": self.why_ended(tree),
-                "positions": positions,
+                "depths": [tree.depth, self.decoder.plan.shape.depth, self.depth],
+                "cached": self.decoder.cache.length,
+                "positions": [self.position(step, node, p[node]) for node in [0, *step.accepted]],
                 "ms": short([1000 * step.draft_seconds, 1000 * step.target_seconds]),
             }
         )
 
-    def position(
-        self, step: Step, node: int, accepted: int | None, p: Tensor, numbers: Iterator[float]
-    ) -> dict[str, Any]:
-        """A position that the rule reached: the one after a ``node``.
-
-        ``accepted`` is the child that was accepted here, if any, and p (V,) the target's
-        distribution here. ``numbers`` decided the tests here and at the next positions, if any did.
-        """
+    def position(self, step: Step, node: int, p: Tensor) -> dict[str, Any]:
+        """A position that the rule reached, the one after a ``node``: p (V,) is the target's."""
         tree = step.tree
         children = tree.children(node)
-        bonus = [] if accepted is not None else step.tokens[len(step.accepted) :]
-        note = ""
-        if accepted is None and not bonus and self.decoder.ended:
-            note = "The answer has ended before this position."
-            children = []
-        elif accepted is None and not bonus:  # a RootsDecoder's
-            note = "What the target chooses here is not emitted yet: it is a root of the next tree."
-        tests = [{"node": child, "accepted": child == accepted} for child in children]
-        are_drafted = bool(children) and tree.exit_layers[children[0]] is not None
+        is_last = node == [0, *step.accepted][-1]
+        bonus = step.tokens[len(step.accepted) :] if is_last else []
+        if is_last and not bonus and self.decoder.ended:
+            children = []  # the answer has ended before this position
+        tested = [child for child in children if child in self.tests] or children
+        tests = []
+        for child in tested:
+            numbers = self.tests.get(child, {})
+            tests.append({"node": child, "accepted": child in step.accepted} | numbers)
         columns = [("p", None, p)]
-        if isinstance(self.rule, LongestPath):  # the tests below all roots, on other paths too
-            tests = []
-        elif isinstance(self.rule, Rejection) and are_drafted:
-            tests, columns = shown_tests(tree, node, accepted, p, numbers)
-        elif isinstance(self.rule, SharedNoise):
+        if tests and node in tree.q:
+            columns.append(("q", None, tree.q[node]))
+        for child in tested:
+            if child in self.left:
+                columns.append(("residual after", tree.tokens[child], self.left[child]))
+        if isinstance(self.rule, SharedNoise):
             e = self.rule.noise.at(tree.next_positions([node]))[0].cpu()  # (V,)
             columns += [("e", None, e), ("p / e", None, p / e)]
         said = self.said.get(tuple(tree.path(node)), [])
@@ -179,29 +197,12 @@ class Recorder:
         drafted = [tree.tokens[child] for child in children]
         ids = list(dict.fromkeys([*drafted, *bonus, *likeliest, *favourites]))
         return {
-            "accepted": accepted,
             "bonus": bonus[0] if bonus else None,
-            "note": note,
             "ids": ids,
             "tests": tests,
             "columns": [(name, after, short(row[ids])) for name, after, row in columns],
             "said": [(exit_layer, short(row[ids])) for exit_layer, row in said],
         }
-
-    def why_ended(self, tree: Tree) -> str:
-        """Why a tree has no more levels."""
-        decoder = self.decoder
-        n = len(tree.context)
-        left = decoder.limit - n - (not isinstance(decoder, RootsDecoder))  # for the bonus token
-        if tree.depth == 0 and not self.asked:
-            return "Nothing is drafted in this step."
-        if tree.depth == decoder.plan.shape.depth:
-            return "Drafting ended with the last level of the tree."
-        if tree.depth >= min(left, decoder.drafter.max_positions - n + 1):
-            return "Drafting ended where the answer or the context must end."
-        if tree.depth + 1 in self.asked:
-            return "Drafting ended because nothing was known about the next token."
-        return "Drafting ended because no path was likely enough to be followed."
 
     def data(self) -> dict[str, Any]:
         """All of it, to be written as JSON, with the text of every token."""
@@ -215,51 +216,21 @@ class Recorder:
         # whichever that is, which is then cut off.
         first = self.tokenizer.encode("a")
         cut = len(self.tokenizer.decode(first))
+        prompt = self.decoder.context[: self.decoder.prompt_length]
         return {
             "about": self.about,
-            "prompt": self.tokenizer.decode(self.prompt),
+            "prompt": self.tokenizer.decode(prompt),
             "answer": answer,
             "pieces": {token: self.tokenizer.decode([*first, token])[cut:] for token in known},
             "steps": self.steps,
         }
 
 
-def shown_tests(
-    tree: Tree, parent: int, accepted: int | None, p: Tensor, numbers: Iterator[float]
-) -> tuple[list[dict], list[tuple]]:
-    """The tests of a node's children, and columns (name, rejected token, row).
-
-    The token is the one after whose rejection the row is what is left of p (V,) or q. ``numbers``
-    are those that decided the tests, in their order.
-    """
-    q = tree.q.get(parent)
-    tests = []
-    columns: list[tuple[str, int | None, Tensor]] = [("p", None, p)]
-    if q is not None:  # the children were drawn from q, and not chosen
-        columns.append(("q", None, q))
-    for child in tree.children(parent):
-        token = tree.tokens[child]
-        chance = p[token] if q is None else p[token] / q[token]
-        test = {
-            "node": child,
-            "accepted": child == accepted,
-            "p": short(p[token].item()),
-            "chance": short(min(1.0, chance.item())),
-            "draw": short(next(numbers)),
-        }
-        if q is not None:
-            test["q"] = short(q[token].item())
-        tests.append(test)
-        if child == accepted:
-            return tests, columns
-        p = without(p, token) if q is None else residual(p, q)
-        columns.append(("residual after", token, p))
-        if q is not None:
-            q = without(q, token)
-            columns.append(("q without", token, q))
-    if q is not None:
-        columns.pop()  # of the last rejection: the bonus token is drawn from what is left of p
-    return tests, columns
+def plain(value: Any) -> Any:
+    """An option's value for JSON. An object, such as a decision model, is called by its class."""
+    if value is None or isinstance(value, (str, int, float, tuple)):
+        return value
+    return str(value) if is_dataclass(value) else type(value).__name__
 
 
 def short(numbers: Any) -> Any:
