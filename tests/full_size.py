@@ -9,24 +9,18 @@ a trained model of this shape, but tokens per step are what the random weights w
 """
 
 import argparse
-import json
 import re
-import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from s2d.checkpoint import empty_model  # noqa: E402
-from s2d.checkpoint.config import config_to_dict  # noqa: E402
-from s2d.checkpoint.files import staged  # noqa: E402
-from s2d.model import Drafting, LlamaConfig  # noqa: E402
+from s2d.checkpoint import empty_model, save_model  # noqa: E402
+from s2d.model import Drafting, Llama, LlamaConfig  # noqa: E402
 
 SHAPES = {  # hidden size, MLP width, layers, heads, vocabulary
     "7b": (4096, 11008, 32, 32, 32000),  # Vicuna 7B, Llama 2 7B
@@ -39,7 +33,7 @@ DRAFTING = Drafting(exits=(6, 9, 12), thresholds=(0.2, 0.2, 0.0), length=5)
 
 
 def config_of(shape: str) -> LlamaConfig:
-    """The architecture of a target and its drafts; its text never ends by itself."""
+    """A target that drafts for itself, and whose text never ends by itself."""
     hidden, width, layers, heads, vocab_size = SHAPES[shape]
     sizes = dict(vocab_size=vocab_size, hidden_size=hidden, intermediate_size=width)
     sizes |= dict(num_attention_heads=heads, num_key_value_heads=heads)
@@ -47,13 +41,19 @@ def config_of(shape: str) -> LlamaConfig:
     return LlamaConfig(eos_token_ids=(), drafting=DRAFTING, **sizes)
 
 
-def draft_config(config: LlamaConfig) -> LlamaConfig:
-    """That of the target's first layers."""
-    return replace(config, num_hidden_layers=DRAFTING.exits[-1])
+def make_model(shape: str, device: torch.device | str, dtype: torch.dtype) -> Llama:
+    model = empty_model(config_of(shape))
+    generator = torch.Generator(device).manual_seed(0)
+    weights = {}
+    for name, parameter in model.named_parameters():
+        weights[name] = torch.empty(parameter.shape, dtype=dtype, device=device)
+        fill(name, weights[name], generator)
+    model.load_state_dict(weights, assign=True)
+    return model
 
 
 def fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
-    """Give the target's parameter ``name`` its random values; ``generator`` is on its device."""
+    """Give the parameter ``name`` its random values."""
     std = tensor.shape[-1] ** -0.5  # a layer's output has the size of its input
     if name.endswith(("o_proj.weight", "down_proj.weight")):
         number = int(re.search(r"layers\.(\d+)\.", name)[1]) + 1
@@ -68,28 +68,9 @@ def fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
         tensor.fill_(1.0)
 
 
-def make(folder: Path, shape: str) -> None:
-    """Write a target whose first layers are a draft, a file for each of its tensors."""
-    config = config_of(shape)
-    generator = torch.Generator().manual_seed(0)
-    with staged(folder) as stage:
-        stage.mkdir(parents=True)
-        files = {}
-        for name, parameter in empty_model(config).named_parameters():
-            tensor = torch.empty(parameter.shape, dtype=torch.bfloat16)
-            fill(name, tensor, generator)
-            files[name] = f"model-{len(files):05}.safetensors"
-            save_file({name: tensor}, stage / files[name], metadata={"format": "pt"})
-        raw = config_to_dict(config, torch.bfloat16)
-        (stage / "config.json").write_text(json.dumps(raw))
-        index = {"metadata": {}, "weight_map": files}
-        (stage / "model.safetensors.index.json").write_text(json.dumps(index))
-        shutil.copy(ROOT / "weights/mini-7b/tokenizer.model", stage)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="7b")
     args = parser.parse_args()
-    make(args.folder, args.shape)
+    save_model(make_model(args.shape, "cpu", torch.bfloat16), args.folder, ROOT / "weights/mini-7b")

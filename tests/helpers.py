@@ -11,7 +11,6 @@ import traceback
 from dataclasses import fields, replace
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from s2d.tree import GrowingShape
 DEVICE = "cpu"  # where random Llamas are; conftest.py sets it by the option ``--device``
 ROOT = Path(__file__).parent.parent
 WEIGHTS = ROOT / "weights"
-SHARED = ROOT.parent / "shared/data"  # more to compare with, if it is there
 
 SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=4, head_dim=8)
 HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
@@ -195,18 +193,6 @@ def peak_growth(before, measured, *arguments):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return float(done.stderr.splitlines()[-1])
-
-
-def claim_devices(monkeypatch, *names):
-    """Have PyTorch say that there are these devices besides the CPU."""
-
-    def zeros(size, device):
-        if device not in ("cpu", *names):
-            raise AssertionError("PyTorch is not compiled with it")
-        return SimpleNamespace(device=torch.device(device), item=lambda: 0.0)
-
-    monkeypatch.setattr(torch, "zeros", zeros)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda:0" in names)
 
 
 def ancestors_of(parents):

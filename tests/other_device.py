@@ -14,9 +14,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from s2d.rules import Exit, Prediction
-from s2d.tree import Tree
-
 NAME = "pretend"
 WAITS = {  # operations whose result is a number for Python
     "aten._local_scalar_dense.default",
@@ -47,19 +44,6 @@ class Pretend(torch.Tensor):
     def tolist(self) -> list:
         waits[0] += 1
         return self.raw.tolist()
-
-
-def note_asked(exits: list[Exit], asked: list[int]) -> None:
-    """Have each exit note in ``asked`` when it is asked."""
-    for each in exits:
-
-        def noted(
-            tree: Tree, nodes: list[int], each: Exit = each, predict: Any = each.predict
-        ) -> Prediction | None:
-            asked.append(each.exit_layer)
-            return predict(tree, nodes)
-
-        each.predict = noted
 
 
 def raw(x: Any) -> Any:

@@ -19,7 +19,7 @@ def test_a_folder_appears_whole_and_is_never_replaced(tmp_path):
     assert os.listdir(tmp_path / "new") == []
     with staged(tmp_path / "new/m") as stage:
         stage.mkdir()
-        save_file({"a": torch.ones(2)}, stage / "w.safetensors")
+        (stage / "part").write_text("x")
         assert not (tmp_path / "new/m").exists()
     assert os.listdir(tmp_path / "new") == ["m"]
     (tmp_path / "plain").touch()
@@ -27,6 +27,16 @@ def test_a_folder_appears_whole_and_is_never_replaced(tmp_path):
         message = "is there already; remove it or name another"
         raises_line(refuse_existing, ValueError, message, tmp_path / taken)
     raises_line(refuse_existing, OSError, "is no folder that can be", tmp_path / "plain/a/b")
+
+
+def test_the_files_of_safetensors_have_the_permissions_of_any_new_file(tmp_path):
+    with staged(tmp_path / "m") as folder:
+        folder.mkdir()
+        save_file({"a": torch.ones(2)}, folder / "w")
+    with staged(tmp_path / "w") as file:
+        save_file({"a": torch.ones(2)}, file)
+    (tmp_path / "plain").touch()
+    assert len({(tmp_path / name).stat().st_mode for name in ("m/w", "w", "plain")}) == 1
 
 
 def test_a_file_is_replaced_in_one_piece(tmp_path):
@@ -53,20 +63,6 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path):
         with pytest.raises(ValueError, match=message), staged(place) as stage:
             stage.write_text("x")
         assert place.lstat() == before
-
-
-def test_what_is_written_has_the_permissions_of_a_new_file(tmp_path):
-    """And not those that safetensors gives."""
-    with staged(tmp_path / "m") as stage:
-        stage.mkdir()
-        save_file({"a": torch.ones(2)}, stage / "w.safetensors")
-    with staged(tmp_path / "w.safetensors") as stage:
-        save_file({"a": torch.ones(2)}, stage)
-    (tmp_path / "new").touch()
-    (tmp_path / "folder").mkdir()
-    for file in ("m/w.safetensors", "w.safetensors"):
-        assert (tmp_path / file).stat().st_mode == (tmp_path / "new").stat().st_mode
-    assert (tmp_path / "m").stat().st_mode == (tmp_path / "folder").stat().st_mode
 
 
 WRITERS = [

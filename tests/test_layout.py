@@ -1,7 +1,5 @@
 """Weights laid out anew for matmuls of a few rows: the same values; what is chosen, and refused."""
 
-import weakref
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -72,22 +70,3 @@ def test_packed_weights_compute_the_same_and_are_not_for_saving_or_training(
     raises_line(lambda: save_model(model, tmp_path / "saved"), ValueError, line)
     assert not (tmp_path / "saved").exists()
     raises_line(lambda: model.requires_grad_()(TOKENS), ValueError, line)
-
-
-@pytest.mark.skipif(not can_pack(torch.float32), reason="PyTorch cannot pack weights here")
-def test_plain_weights_are_freed_one_after_another(monkeypatch):
-    """In memory is one copy of the weights, but for those of a single attention or MLP."""
-    monkeypatch.setattr(layout, "SMALL", 1)
-    model = random_llama(0).float()
-    plain = [weakref.ref(each.weight) for each in model.modules() if hasattr(each, "in_features")]
-    alive = []
-
-    def pack(weight):
-        alive.append(sum(each() is not None for each in plain))
-        return packed(weight)
-
-    packed = layout.pack
-    monkeypatch.setattr(layout, "pack", pack)
-    monkeypatch.setattr(layout, "can_pack", lambda dtype: True)
-    quicken(model)
-    assert len(alive) == len(plain) and alive[0] == len(plain) and alive[-1] <= 3

@@ -16,8 +16,6 @@ from vocabularies import BRACKETS, save_trained
 
 import run
 from s2d import load_model
-from s2d.bench import __main__ as bench
-from s2d.bench import peers
 from s2d.options import METHODS
 from s2d.train import __main__ as train
 
@@ -77,15 +75,6 @@ def test_run_by_every_method(folder, draft, tmp_path, capsys):
     assert program(run.main, *common, "--prompts", tmp_path / "prompts") == 0
     texts |= {json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()}
     assert len(texts) == 1 and (tmp_path / "page.html").is_file()
-
-
-def test_the_comparison_with_transformers(folder, draft, capsys):
-    """Whose text is the same, also where it ends at either EOS."""
-    words = ["--max-new-tokens", 6, "--draft", draft]
-    assert program(bench.main, "hf", "--target", folder, *words) == 0
-    assert "FAULT" not in capsys.readouterr().out
-    theirs = peers.as_transformers(load_model(folder, dtype="float64"))
-    assert theirs.generation_config.eos_token_id == EOS
 
 
 def test_exits_of_layers_that_are_not_read_are_no_exits():
