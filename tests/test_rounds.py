@@ -70,8 +70,8 @@ def test_answers_that_do_not_follow_their_prompt(tmp_path):
     for tokenizer, said, message in (
         (trained, ["Why? ", "ello world"], "a token holds the end of a prompt and the beginning"),
         (trained, ["Why? ", " "], "an answer is empty, or not written whole after its prompt"),
-        (thinks, THOUGHTS, "an answer is empty, or not written whole after its prompt"),
-        (thinks, ["Why?", "Be</s>cause"], "an answer is empty, or not written whole"),
+        (trained, ["Why? ", "Be<|eot|>cause"], "not written whole after its prompt"),
+        (thinks, THOUGHTS, "not written whole after its prompt"),
     ):
         raises_line(lambda: list(as_rounds(tokenizer, said)), ValueError, message)  # noqa: B023
 

@@ -75,7 +75,8 @@ def parse(arguments: list[str] | None) -> Any:
     add = add_program("mini", train_mini, "the miniature family, from nothing")
     add("--millions", type=positive, help="million tokens for each (its own)")
 
-    add = add_program("decision", train_decision, "a model that says when a draft should stop")
+    words = "a model that says when a draft should stop"
+    add = add_program("decision", train_decision, words)
     add("--target", required=True, help="the model that accepts or not: a folder or a name")
     add("--draft", required=True, help="the draft that is to stop")
     add("--features", choices=LEARNING_RATE, default="stats", help="hidden states, or figures of q")

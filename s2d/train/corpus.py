@@ -20,6 +20,7 @@ PHRASES = TABLES["phrases"]
 WORDS = TABLES["words"]
 PRONOUNS = TABLES["pronouns"]
 NAMES = list(PRONOUNS)
+JOBS = WORDS["jobs"]
 NOUNS = WORDS["nouns"]  # the first seven can be subjects
 # Thirty-two fictional countries: what question answering must know, as WORLD["Kamuvia"]["capital"].
 WORLD = TABLES["world"]
@@ -127,7 +128,7 @@ def summarise(rng: random.Random) -> Iterator[Turn]:
         rng,
         name=name,
         she=PRONOUNS[name],
-        a_job=add_article(rng.choice(WORDS["jobs"])),
+        a_job=add_article(rng.choice(JOBS)),
         city=rng.choice(CITIES),
         year=rng.randrange(1920, 1999),
         years=rng.randrange(3, 40),
@@ -200,7 +201,7 @@ def retrieve(rng: random.Random) -> Iterator[Turn]:
     context = []
     for name in rng.sample(NAMES, rng.choice([2, 3])):
         city = rng.choice(CITIES)
-        job = rng.choice(WORDS["jobs"])
+        job = rng.choice(JOBS)
         age = rng.randrange(20, 70)
         people[name] = dict(name=name, city=city, a_job=add_article(job), age=age)
         say = make_speaker(rng, **people[name])

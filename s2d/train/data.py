@@ -26,7 +26,7 @@ Pair = tuple[list[int], list[int]]  # the ids of what is only read, and those of
 Rows = tuple[Tensor, Tensor]  # tokens and labels, (R, T) each
 
 
-def read_records(data: str, seed: int) -> Iterable[Any]:
+def read_records(data: str, seed: int) -> Iterable:
     """The records that ``data`` names. "mini" is the corpus, without end; FILE.txt is one text.
 
     Any other file is a JSON list of dialogues, or has one in each line. They are shuffled.
@@ -46,6 +46,8 @@ def read_records(data: str, seed: int) -> Iterable[Any]:
             records = [json.loads(line) for line in text.split("\n") if line.strip()]
     except ValueError as error:
         raise ValueError(f"{data} is not JSON ({error})") from None
+    if not records:
+        raise ValueError(f"{data} is empty")
     random.Random(seed).shuffle(records)
     return records
 
@@ -72,7 +74,7 @@ def read_dialogue(record: Any) -> list[Message]:
     return dialogue
 
 
-def read_dialogues(data: str, records: Iterable[Any], tokenizer: Tokenizer) -> Iterator[list[Pair]]:
+def read_dialogues(data: str, records: Iterable, tokenizer: Tokenizer) -> Iterator[list[Pair]]:
     """Yield the rounds of each dialogue among the ``records`` of ``data``.
 
     What is no dialogue, or cannot be written in the chat format, is passed over. How much that was
@@ -90,8 +92,7 @@ def read_dialogues(data: str, records: Iterable[Any], tokenizer: Tokenizer) -> I
             found += 1
             yield rounds
         if not found:
-            reason = reasons[0] if reasons else "it is empty"
-            raise ValueError(f"{data} has no dialogue that can be learnt: {reason}")
+            raise ValueError(f"{data} has no dialogue that can be learnt: {reasons[0]}")
     finally:
         if found and reasons:
             tell(f"{data}: {len(reasons)} records are passed over; of the first, {reasons[0]}")
@@ -102,8 +103,8 @@ def as_rounds(tokenizer: Tokenizer, messages: Messages) -> Iterator[Pair]:
 
     The prompt is what a model is given, and the answer what it has to write then. A prompt is only
     what follows the round before it, or whole if that round is encoded otherwise in it. Raises
-    ValueError if there is no answer, or if one does not stand right after its prompt, as by
-    templates that leave out what the assistant thought.
+    ValueError if there is no answer, if one follows no question, or if one does not stand right
+    after its prompt, as by templates that leave out what the assistant thought.
     """
     dialogue = as_dialogue(messages)
     render = tokenizer.chat_format.render
@@ -134,7 +135,7 @@ def as_rounds(tokenizer: Tokenizer, messages: Messages) -> Iterator[Pair]:
 
 
 def read_pairs(
-    data: str, records: Iterable[Any], tokenizer: Tokenizer, answers_only: bool
+    data: str, records: Iterable, tokenizer: Tokenizer, answers_only: bool
 ) -> Generator[Pair, None, None]:
     """Yield what is only read, and what is learnt after it, of the ``records`` of ``data``.
 

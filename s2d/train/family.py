@@ -133,10 +133,7 @@ def make_tokenizer(folder: Path, seed: int) -> Tokenizer:
 
 
 def train_mini(run: Run, millions: float | None = None) -> None:
-    """Train all, each on so many ``millions`` of tokens or its own.
-
-    Members that are there are kept, and one that was begun goes on from its checkpoint.
-    """
+    """Train those that are not there, each on so many ``millions`` of tokens or its own."""
     with tempfile.TemporaryDirectory(prefix="mini-") as folder:  # so it has Vicuna's format
         tokenizer = make_tokenizer(Path(folder), run.seed)
         for name, miniature in MEMBERS.items():

@@ -24,8 +24,6 @@ CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides what a training gives, but for the seed."""
-
     batch: int  # rows per step, over all processes
     micro_batch: int  # rows that go through the model at once
     length: int  # tokens per row
@@ -104,7 +102,8 @@ def fit(
             by_exit = [f"exit {each}: {loss:.3f}" for each, loss in zip(exits, losses)]
             tell(f"{run.out.name} step {step + 1}/{steps}  {'  '.join(by_exit)}")
         # The clock of rank 0 counts.
-        if from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS):  # noqa: B023
+        is_due = from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS)  # noqa: B023
+        if is_due:
             save_checkpoint(run.unfinished, model, optimizer, settings | {"step": step + 1})
             saved = time.monotonic()
         yield losses

@@ -31,7 +31,7 @@ def train_soft(run: Run, data: str, resume: bool = False, **options: Any) -> Non
     recipe = replace(MINI if data == "mini" else PAPER, data=data, **options)
     exits = recipe.exits
     if resume and run.out.exists():
-        raise ValueError(f"{run.out} is finished; there is nothing to resume")
+        raise ValueError(f"{run.out} is finished")
     refuse_existing(run.out)
     if resume != run.unfinished.exists():
         raise ValueError(f"give --resume if {run.unfinished} is there, and only then")
@@ -43,10 +43,12 @@ def train_soft(run: Run, data: str, resume: bool = False, **options: Any) -> Non
         raise ValueError(f"exits must increase, from 1, got {list(exits)}")
     most = folder.config.max_position_embeddings
     if recipe.length > most:
-        raise ValueError(f"{folder.path} has a context of {most} tokens; give --length {most}")
+        context = f"{folder.path} has a context of {most} tokens"
+        raise ValueError(f"{context}; give --length {most}")
     if recipe.align is not None and recipe.teacher is None:
         raise ValueError("--align is about the features of a --teacher; give both")
-    model = Divided(load_model(folder, run.device, "float32", quick=False, layers=exits[-1]))
+    first = load_model(folder, run.device, "float32", quick=False, layers=exits[-1])
+    model = Divided(first)
     teacher = None
     if recipe.teacher is not None:
         teacher = load_teacher(recipe.teacher, recipe.align, folder.config, run.device)
