@@ -33,7 +33,7 @@ class Recipe:
     weight_decay: float = 0.1
     init: str = ""  # the model whose first layers it begins with
     exits: tuple[int, ...] = ()
-    data: str = "mini"
+    data: str = ""  # what it learns, as it was named
     all_text: bool = False
     teacher: str | None = None
     align: float | None = None
