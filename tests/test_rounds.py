@@ -1,10 +1,11 @@
 """Dialogues as pairs of a prompt and its answer, in every chat format."""
 
 import pytest
+from helpers import raises_line
 from vocabularies import BRACKETS, CHATML, save_trained, sentencepiece_folder
 
 from s2d import Tokenizer
-from s2d.train.data import as_rounds
+from s2d.train.data import as_rounds, read_dialogue
 
 
 @pytest.mark.parametrize("legacy", [True, False])
@@ -41,17 +42,6 @@ def test_rounds_of_plain_text(tmp_path, make):
         assert answer[-1:] == tokenizer.encode(tokenizer.eos, with_bos=False)
 
 
-def test_a_dialogue_is_refused_if_a_token_reaches_into_an_answer(tmp_path):
-    """A model would never write the answer's tokens after the prompt's."""
-    template = "{% for m in messages %}{% if m.role == 'assistant' %}H{% endif %}{{ m.content }}"
-    template += "{% endfor %}{% if add_generation_prompt %}H{% endif %}"
-    tokenizer = Tokenizer(save_trained(tmp_path, chat_template=template))
-    with pytest.raises(ValueError, match="a token holds the end of a prompt and the beginning"):
-        list(as_rounds(tokenizer, ["Why? ", "ello world"]))
-    with pytest.raises(ValueError, match="an answer is empty"):
-        list(as_rounds(tokenizer, ["Why? ", " "]))
-
-
 THOUGHTS = ["Hi", "<think>\nWell.\n</think>\n\nFine", "And?", "Bye"]
 THINK = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant: <think>
@@ -71,7 +61,31 @@ def test_rounds_are_what_a_model_is_given_and_has_to_write(tmp_path):
         assert ours.decode(answer) == f"{THOUGHTS[turn]}<|im_end|>\n"
 
 
-def test_a_template_that_writes_an_answer_otherwise_than_it_was_asked(tmp_path):
-    ours = Tokenizer(sentencepiece_folder(tmp_path / "m", {"chat_template": THINK}))
-    with pytest.raises(ValueError, match="does not write an answer whole after its prompt"):
-        list(as_rounds(ours, THOUGHTS))
+def test_answers_that_do_not_follow_their_prompt(tmp_path):
+    """A model would never write the answer's tokens after the prompt's."""
+    template = "{% for m in messages %}{% if m.role == 'assistant' %}H{% endif %}{{ m.content }}"
+    template += "{% endfor %}{% if add_generation_prompt %}H{% endif %}"
+    trained = Tokenizer(save_trained(tmp_path, chat_template=template))
+    thinks = Tokenizer(sentencepiece_folder(tmp_path / "m", {"chat_template": THINK}))
+    for tokenizer, said, message in (
+        (trained, ["Why? ", "ello world"], "a token holds the end of a prompt and the beginning"),
+        (trained, ["Why? ", " "], "an answer is empty, or not written whole after its prompt"),
+        (trained, ["Why? ", "Be<|eot|>cause"], "not written whole after its prompt"),
+        (thinks, THOUGHTS, "not written whole after its prompt"),
+    ):
+        raises_line(lambda: list(as_rounds(tokenizer, said)), ValueError, message)  # noqa: B023
+
+
+NAMES = """{% for m in messages %}{{ m.name }} {{ m.role }}
+{{ m.thought }}={{ m.content }}</s>{% endfor %}{% if add_generation_prompt %} assistant
+{% endif %}"""
+
+
+def test_a_template_gets_all_that_a_message_has(tmp_path):
+    """As from ``Tokenizer.encode_chat``. The names of ShareGPT, or those of templates."""
+    ours = Tokenizer(sentencepiece_folder(tmp_path / "m", {"chat_template": NAMES}))
+    asked = {"role": "user", "content": "2 + 2?", "name": "Ann"}
+    said = {"from": "gpt", "value": "4", "thought": "two and two", "name": ""}
+    [(prompt, answer)] = as_rounds(ours, read_dialogue({"conversations": [asked, said]}))
+    assert prompt == ours.encode_chat([asked]) and "Ann user\n" in ours.decode(prompt)
+    assert ours.decode(answer) == "two and two=4"

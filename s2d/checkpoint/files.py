@@ -39,8 +39,12 @@ def refuse_existing(path: Path | str) -> Path:
     folder = Path(path).absolute().parent
     while not folder.exists():
         folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise OSError(f"{path} cannot be written: {folder} is no folder that can be written to")
+    # As ``staged`` does: the permissions of /proc do not say that nobody can write there.
+    try:
+        TemporaryDirectory(prefix=f".{Path(path).name}.", dir=folder).cleanup()
+    except OSError as error:
+        reason = f"{folder} is no folder that can be written to ({error.strerror})"
+        raise OSError(f"{path} cannot be written: {reason}") from None
     return Path(path)
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentTypeError
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,7 @@ def seed_number(text: str) -> int:
 
 
 def parse(arguments: list[str] | None) -> Any:
-    """The options that were given, or have a default here, and the function ``train``.
-
-    What only one program has is called as the arguments of its function are.
-    """
+    """What was given, or has a default here, as arguments of ``train``, which is one of them."""
     common = Parser(add_help=False)
     common.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps ...")
     common.add_argument("--seed", type=seed_number, default=0, help="of all random numbers")
@@ -52,11 +50,14 @@ def parse(arguments: list[str] | None) -> Any:
     parser = Parser(prog="python -m s2d.train", description=__doc__)
     programs = parser.add_subparsers(required=True, metavar="PROGRAM")
 
-    words = "a sorted draft from the first layers of a Llama"
+    def add_program(name: str, train: Callable, words: str, after: str = "") -> Callable:
+        program = programs.add_parser(name, help=words, epilog=after, **shared)
+        program.set_defaults(train=train)
+        return program.add_argument
+
     defaults = f"What is not given: of mini, {MINI}; of a file, {PAPER}."
-    soft = programs.add_parser("soft", help=words, epilog=defaults, **shared)
-    soft.set_defaults(train=train_soft)
-    add = soft.add_argument
+    words = "a sorted draft from the first layers of a Llama"
+    add = add_program("soft", train_soft, words, defaults)
     add("--init", required=True, help="the Llama to cut from: a folder or a name")
     add("--exits", type=comma_separated(int), required=True, help="layers it predicts after")
     add("--data", default="mini", help="dialogues, a text in FILE.txt, or mini (the corpus)")
@@ -71,14 +72,11 @@ def parse(arguments: list[str] | None) -> Any:
     add("--teacher", help="a model, whose distributions are learnt as well")
     add("--align", type=positive, help="weight of the teacher's features, learnt instead")
 
-    mini = programs.add_parser("mini", help="the miniature family, from nothing", **shared)
-    mini.set_defaults(train=train_mini)
-    mini.add_argument("--millions", type=positive, help="million tokens for each (its own)")
+    add = add_program("mini", train_mini, "the miniature family, from nothing")
+    add("--millions", type=positive, help="million tokens for each (its own)")
 
     words = "a model that says when a draft should stop"
-    decision = programs.add_parser("decision", help=words, **shared)
-    decision.set_defaults(train=train_decision)
-    add = decision.add_argument
+    add = add_program("decision", train_decision, words)
     add("--target", required=True, help="the model that accepts or not: a folder or a name")
     add("--draft", required=True, help="the draft that is to stop")
     add("--features", choices=LEARNING_RATE, default="stats", help="hidden states, or figures of q")
@@ -86,9 +84,7 @@ def parse(arguments: list[str] | None) -> Any:
     add("--prompts", type=count, default=400, help="at most; it is answered twice")
     add("--epochs", type=count, default=6, help="times that all of them are learnt from")
 
-    text = programs.add_parser("text", help="a datastore for exit 0 to draft from", **shared)
-    text.set_defaults(train=make_datastore)
-    add = text.add_argument
+    add = add_program("text", make_datastore, "a datastore for exit 0 to draft from")
     add("--target", required=True, help="the model whose tokens it has: a folder or a name")
     add("--from", type=Path, nargs="+", dest="files", required=True, help="texts in UTF-8")
     return parser.parse_args(arguments)

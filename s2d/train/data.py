@@ -2,13 +2,11 @@
 
 import json
 import random
-from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,67 +18,84 @@ from .corpus import GROUPS, conversations
 
 # Groups that need what the prompt says come more often: that takes a model longest to learn.
 MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
-# What ShareGPT calls those who speak -> what chat templates call them.
-ROLES = {"human": "user", "gpt": "assistant"}
+# The names of those who speak in a record -> what chat templates call them. Others are refused.
+ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
+ROLES |= {"human": "user", "gpt": "assistant"}  # ShareGPT's
 
 Pair = tuple[list[int], list[int]]  # the ids of what is only read, and those of what is learnt
 Rows = tuple[Tensor, Tensor]  # tokens and labels, (R, T) each
 
 
-def refuse_missing(data: str) -> None:
-    """Raise FileNotFoundError if ``data`` is neither "mini" nor a file."""
-    if data != "mini" and not Path(data).is_file():
+def read_records(data: str, seed: int) -> Iterable:
+    """The records that ``data`` names. "mini" is the corpus, without end; FILE.txt is one text.
+
+    Any other file is a JSON list of dialogues, or has one in each line. They are shuffled.
+    """
+    if data == "mini":
+        corpus = conversations(seed, "train", MIX)
+        return ({"messages": as_dialogue(chain(*turns))} for turns in corpus)
+    if not Path(data).is_file():
         raise FileNotFoundError(f"no file {data}; expected mini, dialogues, or a text in FILE.txt")
-
-
-def read_records(path: Path) -> list[Any]:
-    """The records of a file of JSON, which is one list of them or has one in each line."""
-    text = read_text(path).strip()
+    text = read_text(Path(data))
+    if data.endswith(".txt"):
+        return [text]
     try:
-        if text.startswith("["):
-            return json.loads(text)
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
+        if text.lstrip().startswith("["):
+            records = json.loads(text)
+        else:
+            records = [json.loads(line) for line in text.split("\n") if line.strip()]
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error})") from None
+        raise ValueError(f"{data} is not JSON ({error})") from None
+    if not records:
+        raise ValueError(f"{data} is empty")
+    random.Random(seed).shuffle(records)
+    return records
 
 
 def read_dialogue(record: Any) -> list[Message]:
-    """The messages of a record; ValueError if they are no dialogue.
+    """The messages of a record, with all that they have; ValueError if they are no dialogue.
 
     They are its "conversations" or "messages", each with "from" and "value", or "role" and
-    "content".
+    "content". If the record has a "system", that is the message before them.
     """
     dialogue = []
     try:
-        for each in record.get("conversations") or record["messages"]:
+        messages = record.get("conversations") or record["messages"]
+        if record.get("system"):
+            messages = [{"role": "system", "content": record["system"]}, *messages]
+        for each in messages:
             role = each.get("from") or each["role"]
             content = each.get("value") or each["content"]
-            dialogue.append({"role": ROLES.get(role, role), "content": content})
+            if role not in ROLES:
+                raise ValueError(f"the role {role!r:.40} is none of {', '.join(ROLES)}")
+            dialogue.append(each | {"role": ROLES[role], "content": content})
     except (TypeError, KeyError, AttributeError):
         raise ValueError("a record is no dialogue") from None
     return dialogue
 
 
-def read_dialogues(data: str, seed: int, tokenizer: Tokenizer) -> Iterator[list[Pair]]:
-    """Yield the rounds of each dialogue of ``data``; "mini" is the corpus, without end.
+def read_dialogues(data: str, records: Iterable, tokenizer: Tokenizer) -> Iterator[list[Pair]]:
+    """Yield the rounds of each dialogue among the ``records`` of ``data``.
 
-    The dialogues of a file are shuffled. What is no dialogue, or cannot be written in the chat
-    format, is passed over, and how much that was is told at the end.
+    What is no dialogue, or cannot be written in the chat format, is passed over. How much that was
+    is told at the end, or when this iterator is closed. Raises ValueError if that is everything.
     """
-    what = f"reading {data}: dialogues"
-    if data == "mini":
-        for turns in progress(conversations(seed, "train", MIX), what):
-            yield list(as_rounds(tokenizer, chain(*turns)))
-    records = read_records(Path(data))
-    random.Random(seed).shuffle(records)
+    found = 0
     reasons = []
-    for record in progress(records, what):
-        try:
-            yield list(as_rounds(tokenizer, read_dialogue(record)))
-        except ValueError as error:
-            reasons.append(error)
-    if reasons:
-        tell(f"{data}: {len(reasons)} records are passed over; of the first, {reasons[0]}")
+    try:
+        for record in progress(records, f"reading {data}: dialogues"):
+            try:
+                rounds = list(as_rounds(tokenizer, read_dialogue(record)))
+            except ValueError as error:
+                reasons.append(error)
+                continue
+            found += 1
+            yield rounds
+        if not found:
+            raise ValueError(f"{data} has no dialogue that can be learnt: {reasons[0]}")
+    finally:
+        if found and reasons:
+            tell(f"{data}: {len(reasons)} records are passed over; of the first, {reasons[0]}")
 
 
 def as_rounds(tokenizer: Tokenizer, messages: Messages) -> Iterator[Pair]:
@@ -88,56 +103,54 @@ def as_rounds(tokenizer: Tokenizer, messages: Messages) -> Iterator[Pair]:
 
     The prompt is what a model is given, and the answer what it has to write then. A prompt is only
     what follows the round before it, or whole if that round is encoded otherwise in it. Raises
-    ValueError if an answer does not stand right after its prompt, as by templates that leave out
-    what the assistant thought.
+    ValueError if there is no answer, if one follows no question, or if one does not stand right
+    after its prompt, as by templates that leave out what the assistant thought.
     """
     dialogue = as_dialogue(messages)
-    if dialogue[0]["role"] == "assistant":
-        raise ValueError("the assistant speaks first; expected a message to answer")
+    render = tokenizer.chat_format.render
     done: list[int] = []  # the ids of the rounds so far
     for turn, message in enumerate(dialogue):
         if message["role"] != "assistant":
             continue
-        asked = tokenizer.chat_format.render(dialogue[:turn])
+        if turn == 0 or dialogue[turn - 1]["role"] not in ("user", "tool"):
+            raise ValueError("an answer follows no question")
+        content = message["content"].strip()
+        asked = render(dialogue[:turn])
+        answered = render(dialogue[: turn + 1])
+        answer = answered.removeprefix(asked)
+        if tokenizer.eos:
+            said, end, _ = answer.partition(tokenizer.eos)
+            answer = said + end
+        if not answered.startswith(asked) or not content or content not in answer:
+            raise ValueError("an answer is empty, or not written whole after its prompt")
         prompt = tokenizer.encode_rendered(asked)
-        answer = answer_after(tokenizer, asked, dialogue[: turn + 1])
         whole = tokenizer.encode_rendered(asked + answer)
         if whole[: len(prompt)] != prompt:
             raise ValueError("a token holds the end of a prompt and the beginning of its answer")
         new = prompt[len(done) :] if prompt[: len(done)] == done else prompt
         yield new, whole[len(prompt) :]
         done = whole
+    if not done:
+        raise ValueError("there is no answer")
 
 
-def answer_after(tokenizer: Tokenizer, asked: str, dialogue: list[Message]) -> str:
-    """What a model has to write after the prompt ``asked``: the last message up to its EOS."""
-    answered = tokenizer.chat_format.render(dialogue)
-    text = answered.removeprefix(asked)
-    content = dialogue[-1]["content"].strip()
-    if not content:
-        raise ValueError("an answer is empty")
-    is_whole = answered.startswith(asked) and content in text
-    if not asked or not is_whole:
-        raise ValueError("the chat template does not write an answer whole after its prompt")
-    eos = tokenizer.eos
-    said, end, _ = text.partition(eos) if eos else (text, "", "")
-    return said + end
-
-
-def read_pairs(data: str, seed: int, tokenizer: Tokenizer, answers_only: bool) -> Iterator[Pair]:
-    """Yield what is only read, and what is learnt after it.
+def read_pairs(
+    data: str, records: Iterable, tokenizer: Tokenizer, answers_only: bool
+) -> Generator[Pair, None, None]:
+    """Yield what is only read, and what is learnt after it, of the ``records`` of ``data``.
 
     In dialogues the answers are learnt or, without ``answers_only``, everything. In a file of plain
     text every token is learnt.
     """
     if data.endswith(".txt"):
-        yield [], tokenizer.encode(read_text(Path(data)))
+        for text in records:
+            yield [], tokenizer.encode(text)
         return
-    for prompt, answer in chain.from_iterable(read_dialogues(data, seed, tokenizer)):
+    for prompt, answer in chain.from_iterable(read_dialogues(data, records, tokenizer)):
         yield (prompt, answer) if answers_only else ([], prompt + answer)
 
 
-def divide(pairs: Iterable[Pair], length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def divide(pairs: Iterable[Pair], length: int) -> Iterator[Rows]:
     """Pairs end to end, in rows: yield (tokens, labels), (length,) each.
 
     Labels are the tokens that follow, -100 where they are only read. Rows that have none are left
@@ -146,16 +159,17 @@ def divide(pairs: Iterable[Pair], length: int) -> Iterator[tuple[np.ndarray, np.
         tokens     1  2  3       4  5  6
         labels  -100  3  4    -100  6  7
     """
-    ids = array("i")  # four bytes per token, however long the text
-    learnt = array("i")
+    ids: list[int] = []
+    learnt: list[int] = []
     for read, said in pairs:
-        ids.extend(read + said)
-        learnt.extend([-100] * len(read) + said)
+        ids += read + said
+        learnt += [-100] * len(read) + said
         ends = range(length, len(ids), length)  # one more token has to be there: the last label
         for end in ends:
-            labels = learnt[end - length + 1 : end + 1]
-            if max(labels) != -100:
-                yield np.array(ids[end - length : end]), np.array(labels)
+            tokens = torch.tensor(ids[end - length : end], dtype=torch.int32)
+            labels = torch.tensor(learnt[end - length + 1 : end + 1], dtype=torch.int32)
+            if labels.max() != -100:
+                yield tokens, labels
         del ids[: len(ends) * length]
         del learnt[: len(ends) * length]
 
@@ -165,13 +179,18 @@ def make_rows(
 ) -> Rows:
     """Rows of ``pairs``: all, or whole batches of about so many ``millions`` of tokens.
 
-    Raises ValueError if they do not fill a batch.
+    A notice says if there are fewer. Raises ValueError if they do not fill a batch.
     """
     count = None
     if millions is not None:
-        count = round(millions * 1e6 / (batch * length)) * batch
+        count = max(1, round(millions * 1e6 / (batch * length))) * batch
     rows = list(islice(divide(pairs, length), count))
+    there = f"there are {len(rows)} rows of {length} tokens"
     if len(rows) < batch:
-        raise ValueError(f"there are {len(rows)} rows of {length} tokens; a batch needs {batch}")
-    tokens, labels = zip(*rows)
-    return torch.from_numpy(np.stack(tokens)), torch.from_numpy(np.stack(labels))
+        raise ValueError(f"{there}; a batch needs {batch}")
+    tokens = torch.stack([row for row, _ in rows])
+    labels = torch.stack([row for _, row in rows])
+    if count is not None and len(rows) < count:
+        learnt = (labels != -100).sum()
+        tell(f"{there}, and {learnt} tokens to learn; --millions {millions} asks for {count} rows")
+    return tokens, labels

@@ -1,7 +1,4 @@
-"""Training a decision model (mcsd/decision.py): draft, let the target verify, learn from that.
-
-Improved MCSD (arXiv 2409.10644, "decision model").
-"""
+"""Training a decision model (arXiv 2409.10644): draft, let the target verify, learn from that."""
 
 from itertools import islice
 
@@ -15,7 +12,7 @@ from ..generation import start
 from ..mcsd.decision import Decision, fingerprint, save_decision
 from ..pair.loading import Pair, load_pair
 from ..stats import Step
-from .data import read_dialogues, refuse_missing
+from .data import read_dialogues, read_records
 from .fit import Run
 
 LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}  # at its peak, by features
@@ -75,13 +72,13 @@ def train_decision(
 ) -> None:
     """Learn from the answers to the first ``prompts`` questions of ``data``, and save."""
     refuse_existing(run.out)
-    refuse_missing(data)
+    # Not the questions that the draft has learnt from, unless they are those of a file.
+    records = read_records(data, run.seed + 2)
     pair = load_pair(target, draft, device=run.device)
     room = pair.target.config.max_position_embeddings - 16  # for a draft
-    # Not the questions that the draft has learnt from, unless they are those of a file.
-    dialogues = read_dialogues(data, run.seed + 2, pair.tokenizer)
-    firsts = (rounds[0][0] for rounds in dialogues if rounds)
+    firsts = (rounds[0][0] for rounds in read_dialogues(data, records, pair.tokenizer))
     questions = list(islice((each for each in firsts if len(each) < room), prompts))
+    firsts.close()  # now it tells what was passed over
     if not questions:
         raise ValueError(f"{data} has no question that is short enough for {target}")
     torch.manual_seed(run.seed)

@@ -12,14 +12,16 @@ import sentencepiece
 import torch
 from torch import Tensor
 
+from ..checkpoint import load_model
 from ..checkpoint.chat import VICUNA_SYSTEM
+from ..checkpoint.files import refuse_existing
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Drafting, Llama, LlamaConfig
 from .corpus import conversations
-from .data import make_rows, read_pairs
+from .data import make_rows, read_pairs, read_records
 from .fit import Run, fit
 from .fsdp import Divided
-from .nested import MINI, cut, save_trained
+from .nested import MINI, save_trained
 
 VOCAB_SIZE = 1024
 
@@ -131,10 +133,7 @@ def make_tokenizer(folder: Path, seed: int) -> Tokenizer:
 
 
 def train_mini(run: Run, millions: float | None = None) -> None:
-    """Train all, each on so many ``millions`` of tokens or its own.
-
-    Members that are there are kept, and one that was begun goes on from its checkpoint.
-    """
+    """Train those that are not there, each on so many ``millions`` of tokens or its own."""
     with tempfile.TemporaryDirectory(prefix="mini-") as folder:  # so it has Vicuna's format
         tokenizer = make_tokenizer(Path(folder), run.seed)
         for name, miniature in MEMBERS.items():
@@ -144,19 +143,22 @@ def train_mini(run: Run, millions: float | None = None) -> None:
 
 
 def train_member(run: Run, miniature: Miniature, tokenizer: Tokenizer, millions: float) -> None:
+    refuse_existing(run.out)
     if run.out.name == "mini-draft":
         exits = (2, 3, 4)
         drafting = DRAFTING
         run = replace(run, seed=run.seed + 1)
-        model = cut(run.out.with_name("mini-7b"), exits[-1], run.device)
+        whole = run.out.with_name("mini-7b")
+        model = load_model(whole, run.device, "float32", quick=False, layers=exits[-1])
     else:
         exits = (miniature.config.num_hidden_layers,)
         drafting = None
         model = initialise(miniature.config, run.seed, miniature.copying).to(run.device)
-    recipe = replace(MINI, lr=miniature.lr)
-    pairs = read_pairs("mini", run.seed, tokenizer, miniature.answers_only)
+    recipe = replace(MINI, lr=miniature.lr, exits=exits)
+    records = read_records("mini", run.seed)
+    pairs = read_pairs("mini", records, tokenizer, miniature.answers_only)
     rows = make_rows(pairs, recipe.batch, recipe.length, millions)
     trained = Divided(model)
-    for _ in fit(trained, exits, rows, recipe, run):
+    for _ in fit(trained, rows, recipe, run):
         pass  # it says itself how far it is
     save_trained(trained, drafting, run, tokenizer.folder)

@@ -1,15 +1,11 @@
-"""The training loop: AdamW, a learning rate schedule, micro-batches, checkpoints.
-
-All exits of a model learn together, by the SoFT loss (s2d/soft.py).
-"""
+"""The training loop of the SoFT loss: AdamW, a learning rate schedule, checkpoints."""
 
 import math
-import signal
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from threading import Event
 
 import torch
 import torch.distributed as dist
@@ -20,7 +16,7 @@ from ..checkpoint.notices import PROGRESS_SECONDS, tell
 from ..soft import soft_losses
 from ..speed.tensor_parallel import from_rank_0
 from .data import Rows
-from .fsdp import Divided, compute_checksum, count_ranks, load_checkpoint, save_checkpoint
+from .fsdp import Divided, count_ranks, load_checkpoint, save_checkpoint
 from .teacher import Teacher
 
 CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
@@ -35,6 +31,12 @@ class Recipe:
     millions: float | None = None  # of tokens, or all that there are
     epochs: int = 1
     weight_decay: float = 0.1
+    init: str = ""  # the model whose first layers it begins with
+    exits: tuple[int, ...] = ()
+    data: str = ""  # what it learns, as it was named
+    all_text: bool = False
+    teacher: str | None = None
+    align: float | None = None
 
 
 @dataclass(frozen=True)
@@ -50,22 +52,17 @@ class Run:
 
 
 def fit(
-    model: Divided,
-    exits: tuple[int, ...],
-    rows: Rows,
-    recipe: Recipe,
-    run: Run,
-    teacher: Teacher | None = None,
+    model: Divided, rows: Rows, recipe: Recipe, run: Run, teacher: Teacher | None = None
 ) -> Iterator[Tensor]:
-    """Train ``model`` in place, all ``exits`` together; yields the losses (E,) of each step.
+    """Train ``model`` in place, all exits together; yields the losses (E,) of each step.
 
     The loss is the mean over all labelled tokens of a step, however they are divided among
     micro-batches and processes. A training goes on from its checkpoint if that is there, and has
     the losses and weights of an uninterrupted one. Raises ValueError if the checkpoint is another
-    training's, and if the loss is not finite; and KeyboardInterrupt after Ctrl-C, when the step has
-    ended and a checkpoint is written.
+    training's, and if the loss is not finite.
     """
     tokens, labels = rows
+    exits = recipe.exits
     device = model.model.device
     ranks = count_ranks()
     rank = dist.get_rank() if dist.is_initialized() else 0
@@ -74,53 +71,42 @@ def fit(
     optimizer = make_optimizer(model, recipe.weight_decay)
     batches = order_rows(len(tokens), recipe.epochs, run.seed).split(recipe.batch)
     steps = len(tokens) * recipe.epochs // recipe.batch
-    # All that decides what the losses are.
-    settings = asdict(replace(recipe, micro_batch=1)) | {"exits": exits, "seed": run.seed}
-    settings |= {"rows": compute_checksum(rows), "weights": model.checksum}
-    settings["teacher"] = teacher and (compute_checksum(teacher.model.parameters()), teacher.align)
+    # All that decides what the losses are. The size of micro-batches only changes the rounding.
+    settings = asdict(replace(recipe, micro_batch=1)) | {"seed": run.seed}
+    settings["content of the data"] = zlib.crc32(tokens.numpy())
     done = 0
     if run.unfinished.exists():
         done = load_checkpoint(run.unfinished, model, optimizer, settings)
     told = saved = time.monotonic()
-    pressed = Event()
-    # Ctrl-C only sets the event, as half a step would leave useless weights.
-    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.set())
-    try:
-        for step in range(done, steps):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, steps, recipe.lr)
-            batch = batches[step]
-            count = (labels[batch] != -100).sum().item()
-            losses = torch.zeros(len(exits), device=device)
-            for part in batch[rank::ranks].split(recipe.micro_batch):
-                inputs = tokens[part].to(device), labels[part].to(device), exits
-                with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                    own = model(loss_function, *inputs) / max(1, count)
-                (own.mean() * ranks).backward()  # gradients are averaged over processes
-                losses += own.detach()
-            if ranks > 1:
-                dist.all_reduce(losses)
-            if not losses.isfinite().all():
-                raise ValueError(f"the loss of step {step + 1} is not finite; try a lower --lr")
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            if time.monotonic() - told > PROGRESS_SECONDS or step + 1 == steps:
-                told = time.monotonic()
-                by_exit = [f"exit {each}: {loss:.3f}" for each, loss in zip(exits, losses)]
-                tell(f"{run.out.name} step {step + 1}/{steps}  {'  '.join(by_exit)}")
-            # Clocks differ, and Ctrl-C is not heard by all processes during the same step.
-            is_due = from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS)  # noqa: B023
-            ends = from_rank_0(pressed.is_set)
-            if is_due or ends:
-                save_checkpoint(run.unfinished, model, optimizer, settings | {"step": step + 1})
-                saved = time.monotonic()
-            if ends:
-                tell(f"{run.unfinished} is written; go on with --resume")
-                raise KeyboardInterrupt
-            yield losses
-    finally:
-        signal.signal(signal.SIGINT, before)
+    for step in range(done, steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps, recipe.lr)
+        batch = batches[step]
+        count = (labels[batch] != -100).sum().item()
+        losses = torch.zeros(len(exits), device=device)
+        for part in batch[rank::ranks].split(recipe.micro_batch):
+            inputs = tokens[part].to(device), labels[part].to(device), exits
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                own = model(loss_function, *inputs) / max(1, count)
+            (own.mean() * ranks).backward()  # gradients are averaged over processes
+            losses += own.detach()
+        if ranks > 1:
+            dist.all_reduce(losses)
+        if not losses.isfinite().all():
+            raise ValueError(f"the loss of step {step + 1} is not finite; try a lower --lr")
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if time.monotonic() - told > PROGRESS_SECONDS or step + 1 == steps:
+            told = time.monotonic()
+            by_exit = [f"exit {each}: {loss:.3f}" for each, loss in zip(exits, losses)]
+            tell(f"{run.out.name} step {step + 1}/{steps}  {'  '.join(by_exit)}")
+        # The clock of rank 0 counts.
+        is_due = from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS)  # noqa: B023
+        if is_due:
+            save_checkpoint(run.unfinished, model, optimizer, settings | {"step": step + 1})
+            saved = time.monotonic()
+        yield losses
 
 
 def make_optimizer(model: nn.Module, weight_decay: float) -> torch.optim.Optimizer:

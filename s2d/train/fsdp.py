@@ -1,7 +1,6 @@
 """A model in training: divided among processes by PyTorch's FSDP2, saved and loaded whole."""
 
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from torch.optim import Optimizer
 
 from ..checkpoint.files import staged
 from ..model import Llama
-from ..speed.tensor_parallel import from_rank_0
 
 WHOLE = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)  # on rank 0, on the CPU
-About = dict[str, Any]  # the settings of a training, and in a checkpoint the step
 
 
 def count_ranks() -> int:
@@ -27,16 +24,14 @@ def count_ranks() -> int:
 
 
 class Divided(nn.Module):
-    """A model whose weights are divided among the processes, if there are several.
+    """A model that learns. Its weights are divided among the processes, if there are several.
 
     A layer is whole only while it is needed, and what is not in layers during ``forward``.
-    ``checksum`` is of the weights with which it begins.
     """
 
     def __init__(self, model: Llama) -> None:
         super().__init__()
-        self.model = model
-        self.checksum = compute_checksum(model.parameters())
+        self.model = model.requires_grad_(True)
         if count_ranks() == 1:
             return
         mesh = init_device_mesh(model.device.type, (count_ranks(),))
@@ -53,27 +48,15 @@ class Divided(nn.Module):
         return state_dict.get_model_state_dict(self.model, options=WHOLE)
 
 
-def compute_checksum(tensors: Iterable[Tensor]) -> int:
-    """A number for what is in ``tensors``."""
-    total = 0
-    for tensor in tensors:
-        content = tensor.detach().cpu().contiguous().view(torch.uint8)
-        total = zlib.crc32(content.numpy(), total)
-    return total
-
-
-def save_checkpoint(file: Path, model: Divided, optimizer: Optimizer, about: About) -> None:
-    """Have rank 0 write the whole state, and what is ``about`` it; a file before is replaced."""
+def save_checkpoint(file: Path, model: Divided, optimizer: Optimizer, about: dict) -> None:
+    """Have rank 0 write the whole state, and what is ``about`` it: the settings and the step."""
     weights, state = state_dict.get_state_dict(model.model, optimizer, options=WHOLE)
-
-    def write() -> None:
+    if weights:  # on rank 0
         with staged(file) as stage:
             torch.save((about, weights, state), stage)
 
-    from_rank_0(write)  # the other ranks wait for it
 
-
-def load_checkpoint(file: Path, model: Divided, optimizer: Optimizer, settings: About) -> int:
+def load_checkpoint(file: Path, model: Divided, optimizer: Optimizer, settings: dict) -> int:
     """Take the state in ``file``; returns the number of steps done.
 
     Raises ValueError if it is damaged, or if the training was begun with other ``settings``.
@@ -83,8 +66,9 @@ def load_checkpoint(file: Path, model: Divided, optimizer: Optimizer, settings: 
     except (RuntimeError, EOFError, ValueError) as error:
         raise ValueError(f"{file} is no checkpoint, or is damaged ({error})") from None
     for name, value in settings.items():
-        if about[name] != value:
-            raise ValueError(f"{file} was begun with other {name}: {about[name]}, not {value}")
+        before = about.get(name)
+        if before != value:
+            raise ValueError(f"{file} was begun with another {name}: {before}, not {value}")
     found = {"model_state_dict": weights, "optim_state_dict": state}
     state_dict.set_state_dict(model.model, optimizer, **found, options=WHOLE)
     return about["step"]

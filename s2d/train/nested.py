@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import empty_model, load_model, save_model
-from ..checkpoint.config import ModelFolder, read_folder
+from ..checkpoint.config import read_folder
 from ..checkpoint.files import refuse_existing
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
-from ..model import Drafting, Llama
+from ..model import Drafting
 from ..pair.names import find_target
-from .data import make_rows, read_pairs, refuse_missing
+from .data import make_rows, read_pairs, read_records
 from .fit import Recipe, Run, fit
 from .fsdp import Divided, count_ranks
 from .teacher import load_teacher
@@ -26,52 +26,44 @@ MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3, millions=1.5)
 PAPER = Recipe(batch=128, micro_batch=2, length=2048, lr=2e-5, epochs=3, weight_decay=0.0)
 
 
-def train_soft(
-    run: Run,
-    init: str,
-    exits: tuple[int, ...],
-    data: str,
-    resume: bool = False,
-    all_text: bool = False,
-    teacher: str | None = None,
-    align: float | None = None,
-    **options: Any,
-) -> None:
+def train_soft(run: Run, data: str, resume: bool = False, **options: Any) -> None:
     """Train the draft that the command line asks for; ``options`` replace fields of its recipe."""
-    recipe = replace(MINI if data == "mini" else PAPER, **options)
+    recipe = replace(MINI if data == "mini" else PAPER, data=data, **options)
+    exits = recipe.exits
+    if resume and run.out.exists():
+        raise ValueError(f"{run.out} is finished")
     refuse_existing(run.out)
     if resume != run.unfinished.exists():
         raise ValueError(f"give --resume if {run.unfinished} is there, and only then")
     if recipe.batch % (count_ranks() * recipe.micro_batch):
         raise ValueError("--batch is no multiple of --micro-batch times the processes")
-    refuse_missing(data)
-    folder = read_folder(find_target(init))
-    config = folder.config
+    records = read_records(data, run.seed)
+    folder = read_folder(find_target(recipe.init))
     if list(exits) != sorted(set(exits)) or exits[0] < 1:
         raise ValueError(f"exits must increase, from 1, got {list(exits)}")
-    if recipe.length > config.max_position_embeddings:
-        raise ValueError(f"{folder.path} has a context below {recipe.length} tokens; give --length")
-    if align is not None and teacher is None:
+    most = folder.config.max_position_embeddings
+    if recipe.length > most:
+        context = f"{folder.path} has a context of {most} tokens"
+        raise ValueError(f"{context}; give --length {most}")
+    if recipe.align is not None and recipe.teacher is None:
         raise ValueError("--align is about the features of a --teacher; give both")
-    model = Divided(cut(folder, exits[-1], run.device))
-    tutor = load_teacher(teacher, align, config, run.device) if teacher else None
-    tokenizer = Tokenizer(folder.path, config.vocab_size)
-    pairs = read_pairs(data, run.seed, tokenizer, not all_text)
+    first = load_model(folder, run.device, "float32", quick=False, layers=exits[-1])
+    model = Divided(first)
+    teacher = None
+    if recipe.teacher is not None:
+        teacher = load_teacher(recipe.teacher, recipe.align, folder.config, run.device)
+    tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
+    pairs = read_pairs(data, records, tokenizer, not recipe.all_text)
     rows = make_rows(pairs, recipe.batch, recipe.length, recipe.millions)
+    pairs.close()  # now it tells what was passed over
     learnt, held_out = hold_out(rows, recipe.batch)
-    for _ in fit(model, exits, learnt, recipe, run, tutor):
+    for _ in fit(model, learnt, recipe, run, teacher):
         pass  # it says itself how far it is
     thresholds = measure_thresholds(model, held_out, exits)
     save_trained(model, Drafting(exits, thresholds), run, folder.path)
     count = (learnt[1] != -100).sum()
     tell(f"{run.out}: it learnt {count} tokens of {len(learnt[0])} rows, {recipe.epochs} times")
     tell(f"exits {exits}, thresholds {thresholds}")
-
-
-def cut(folder: ModelFolder | Path, layers: int, device: str) -> Llama:
-    """The first ``layers`` of the Llama in ``folder``, ready to learn."""
-    model = load_model(folder, device, "float32", quick=False, layers=layers)
-    return model.requires_grad_(True)
 
 
 def save_trained(model: Divided, drafting: Drafting | None, run: Run, tokenizer_from: Path) -> None:

@@ -63,7 +63,5 @@ def lowest_threshold(confidence: Tensor, right: Tensor, right_at_last: Tensor) -
     """
     order = confidence.argsort(descending=True)
     lost = (right_at_last - right)[order].cumsum(dim=0)  # (N,)
-    [enough] = torch.where(lost <= LOST * right_at_last.sum())
-    if len(enough) == 0:
-        return 1.0
-    return round(confidence[order][enough[-1]].item(), 3)
+    enough = confidence[order][lost <= LOST * right_at_last.sum()].tolist()
+    return round([1.0, *enough][-1], 3)
