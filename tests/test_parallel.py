@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 import torch
@@ -102,7 +103,7 @@ def test_torchrun_prints_what_one_process_prints(line):
 @pytest.fixture
 def ended(tmp_path, monkeypatch):
     """ended(words): what two ranks of run.py said in the end, of which none was successful."""
-    monkeypatch.setattr(tensor_parallel, "AT_EXIT", 1)
+    monkeypatch.setattr(tensor_parallel, "AT_EXIT", timedelta(seconds=1))
 
     def run_with(words):
         words = words.replace("RANK", os.environ["RANK"])
