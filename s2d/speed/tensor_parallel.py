@@ -67,6 +67,8 @@ def leave_processes(store: dist.Store, stderr: TextIO) -> None:
     except dist.DistError:  # after the time is over, or without rank 0, which keeps the store
         if rank > 0:
             stderr.write(sys.stderr.getvalue())
+    else:
+        dist.destroy_process_group()  # or its threads, now and then, abort the process
 
 
 def from_rank_0(function: Callable[[], Any]) -> Any:
