@@ -92,13 +92,13 @@ class Decoder:
     def run_target(self, tree: Tree) -> Tensor:
         """The target's logits (N+1, V) after each node of ``tree``."""
         tokens, positions, mask = self.inputs(tree)
-        count = len(tree.tokens)
-        return self.target(tokens, count, positions=positions, mask=mask, cache=self.cache)[0]
+        last = len(tree.tokens)
+        return self.target(tokens, last, positions=positions, mask=mask, cache=self.cache)[0]
 
     def inputs(self, tree: Tree) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the target has not read of the context and the tree: tokens, positions, mask.
 
-        The root is always among it, as it is the last bonus token.
+        The root is always among it, as no pass has read it.
         """
         n = len(self.context)
         read = self.cache.length

@@ -52,7 +52,7 @@ class LayerExit:
     def start(self, capacity: int) -> None:
         """Make the cache; ValueError if this exit has drafted another answer."""
         if self.previous is not None and self.previous.cache is None:
-            raise ValueError(f"exit {self.exit_layer} goes on from an exit that is not before it")
+            raise ValueError(f"exit {self.exit_layer} does not come right after its previous exit")
         if self.cache is not None:
             raise ValueError(f"exit {self.exit_layer} is for one answer: make another LayerExit")
         self.cache = self.model.new_cache(capacity, self.first_layer, self.exit_layer)
@@ -64,7 +64,7 @@ class LayerExit:
         while len(context) - self.cache.length > MAX_UNREAD:  # a long prompt is read in parts
             part = context[: self.cache.length + MAX_UNREAD]
             self.read(part, len(part), ROOT_ALONE)
-        expanded = [*tree.expanded, *nodes]  # the root first
+        expanded = [*tree.expanded, *nodes]  # ``nodes`` are [0] at first
         tokens = context + [tree.tokens[node] for node in expanded[1:]]
         self.read(tokens, len(context), tree.ancestors[expanded][:, expanded])
         end = self.cache.length  # the nodes were read last

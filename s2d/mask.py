@@ -49,9 +49,9 @@ def positions_and_mask(
         device, dtype: of the model.
 
     Returns the positions (T,) and the mask (T, read+T) of the T = context_length + N - read entries
-    that are not read yet. The mask is None where plain causal attention is right. An example: the
-    context is a b c d e, so e is node 0. The nodes 1, 2 and 3 of the tree above follow, and the
-    model has read a b c d.
+    that are not read yet. The mask is None where PyTorch's own causal attention is right. In this
+    example the context is a b c d e, so e is node 0. The nodes 1, 2 and 3 of the tree above follow,
+    and the model has read a b c d.
 
                 a b c d   e 1 2 3
           e     x x x x   x . . .      position 4
@@ -64,7 +64,7 @@ def positions_and_mask(
     root = context_length - 1  # the entry of node 0
     end = root + len(ancestors)
     is_chain = ancestors[-1].all()  # the last node of a chain attends to all the others
-    positions = np.arange(read, end, dtype=np.float32)
+    positions = np.arange(read, end, dtype=np.float32)  # as the rotary embedding takes them
     if is_chain and (read == 0 or end - read == 1):
         return to_device(positions, device), None
     # Row i is about entry read + i. It attends to the columns 0..read+i: that is right for the

@@ -234,12 +234,12 @@ class Llama(nn.Module):
         if positions is None:
             positions = torch.arange(S, S + T, dtype=torch.float32, device=hidden.device)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend_in(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if cache is not None:
                 k, v = cache.update(layer, k, v)  # (B, G, S+T, D)
             return attention(q, k, v, mask)
 
-        hidden = self.run_blocks(hidden, first, end, positions, attend)
+        hidden = self.run_blocks(hidden, first, end, positions, attend_in)
         if cache is not None:
             cache.length += T
         return hidden
@@ -250,15 +250,15 @@ class Llama(nn.Module):
         first: int,
         end: int | None,
         positions: Tensor,
-        attend: Callable[[int, Tensor, Tensor, Tensor], Tensor],
+        attend_in: Callable[[int, Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
-        """As ``run_layers``; ``attend(layer, q, k, v)`` is attention in the layer first + layer."""
+        """As ``run_layers``; ``attend_in(i, q, k, v)`` is attention in the layer first + i."""
         if self.frequencies.device != hidden.device:
             self.frequencies = to_device(self.frequencies, hidden.device)
         angles = torch.outer(positions, self.frequencies)  # (T, D)
         rope = angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
         for layer, block in enumerate(islice(self.model.layers, first, end)):
-            hidden = block(hidden, rope, partial(attend, layer))
+            hidden = block(hidden, rope, partial(attend_in, layer))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -35,9 +35,9 @@ METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 MCSD_TREE = (4, 2, 2, 1)  # the k-config of arXiv 2401.06706
 THRESHOLD = 0.5  # of an exit without a threshold in config.json: the published one
 # Exit 0 before exits with layers, which know more: tuned on miniatures (end of bench/README.md).
-NGRAM_THRESHOLD = 0.9
+EXIT_0_THRESHOLD = 0.9
 # Exit 0 alone: tuned on SmolLM2-135M with its datastore (end of bench/README.md).
-NGRAM_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(3, 5, 5))
+EXIT_0_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(3, 5, 5))
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked for; None: it is not given, and ``plan`` decides if there is something."""
+    """What is asked for. Where it is None, ``plan`` decides."""
 
     # One of METHODS. The default is "s2d"; if exit 0 drafts alone, it is "s2d-tree", unless
     # ``draft_length`` asks for a chain.
@@ -83,7 +83,7 @@ class Options:
     # "noise" or "rejection" (rules.py), or an object with the members of ``rules.Rule``. At
     # temperature 0 nothing is drawn, and both names are one rule.
     rule: str | Rule = "noise"
-    init: str = "draft"  # or "target": the target proposes the first level (mcsd/roots.py)
+    init: str = "draft"  # what proposes the first level: it, or the "target" (mcsd/roots.py)
     decision: Any = None  # a model that estimates where drafting pays (mcsd/decision.py)
     datastore: Any = None  # n-grams of other texts, for exit 0 (ngram/datastore.py)
     # Where an answer ends besides EOS, such as ``StopStrings(tokenizer, ["User:"])``; or an object
@@ -142,9 +142,9 @@ class Options:
             return self.thresholds
         if exits == drafting.exits:
             return drafting.thresholds
-        # A threshold of 0, as of a draft's last exit, would hide the exits that are given after it.
+        # A last exit has 0. No exit that is given after it would ever be asked.
         own = zip(drafting.exits, drafting.thresholds)
-        known = {0: NGRAM_THRESHOLD} | {each: number for each, number in own if number > 0}
+        known = {0: EXIT_0_THRESHOLD} | {each: number for each, number in own if number > 0}
         thresholds = []
         for each in exits[:-1]:
             if not isinstance(each, int):
@@ -246,7 +246,7 @@ def default_drafting(config: LlamaConfig | None) -> Drafting:
     A model without sorted exits drafts after its last layer.
     """
     if config is None:
-        return NGRAM_ALONE
+        return EXIT_0_ALONE
     return config.drafting or Drafting(exits=(config.num_hidden_layers,), thresholds=(0.0,))
 
 

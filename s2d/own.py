@@ -76,8 +76,8 @@ def check_sent(nodes: list[int], tree: Tree, capacity: int) -> None:
         raise ValueError(f"nodes are sent in their order, with their parents: not {short(nodes)}")
     if len(nodes) > capacity + 1:
         raise ValueError("a shape has more nodes than its capacity")
-    is_chosen = count > 1 and tree.exit_layers[1] is None  # by the target
-    if len(nodes) < count and (tree.q or (is_chosen and 1 not in kept)):
+    of_target = count > 1 and tree.exit_layers[1] is None
+    if len(nodes) < count and (tree.q or (of_target and 1 not in kept)):
         raise ValueError("a shape leaves out nodes that a rule has drawn")
 
 

@@ -37,7 +37,7 @@ class Prediction(NamedTuple):
 class Exit(Protocol):
     """A place where the draft may predict: ``LayerExit``, or an object of your own."""
 
-    exit_layer: int  # the number of layers before it, by which statistics call the exit
+    exit_layer: int  # the number of layers before it: the exit's name in statistics
     max_positions: float  # the length of the longest text that it can read
 
     def start(self, capacity: int) -> None:
@@ -71,7 +71,7 @@ class Rule(Protocol):
 
 
 def follow(tree: Tree, choices: list[int], start: int = 0) -> tuple[list[int], int]:
-    """Walk from ``start``, the root, to the child that is the target's choice, and on from there.
+    """Walk from the node ``start`` to the child that is the target's choice, and on from there.
 
     choices[i] is the token that the target takes after node i. It depends on the text and on the
     seed, but not on the draft. So the text is the target's own, whatever the tree is made of. An
@@ -214,7 +214,7 @@ class SharedNoise:
 
 
 def best_children(scores: Tensor, count: int) -> Proposal:
-    """The ``count`` tokens with the largest ``scores`` (R, V), which are their estimates too."""
+    """The ``count`` tokens with the largest ``scores`` (R, V), and these as estimates."""
     probs, tokens = scores.topk(min(count, scores.shape[1]))
     return Proposal(*as_lists(tokens, probs))
 

@@ -87,7 +87,7 @@ class Draws:
         return torch.from_numpy(self.generator.random(count))
 
     def flip(self, probability: float) -> bool:
-        """Whether a coin shows heads, which has this ``probability``. 1 or more is certain."""
+        """True with this ``probability``; 1 or more is certain."""
         return self.uniform(1).item() < probability
 
     def draw(self, probs: Tensor) -> Tensor:

@@ -95,8 +95,8 @@ class Stats:
         """What was drafted and accepted, by position and by exit; ``exits`` are those of the plan.
 
         Names are those of vLLM's ``metrics.speculative_decoding``, or like them. A step counts if a
-        tree was sent in it. The first position is 0. An exit is asked once for each level that it
-        or a deeper one drafts. Levels of which no node was sent are not counted.
+        tree was sent in it. The first position is 0. An exit counts as asked once for each level
+        that it or a deeper one drafts. Levels of which no node was sent are not counted.
         """
         depths = range(1, len(self.depth_sent) + 1)
         layers = [each if isinstance(each, int) else each.exit_layer for each in exits]

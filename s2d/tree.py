@@ -124,9 +124,9 @@ def most_probable(nodes: Iterable[int], probs: list[float], count: int) -> list[
 class Proposal(NamedTuple):
     """Children for each of R nodes: the best first, or in the order in which they were drawn.
 
-    ``probs`` estimate the probability that a child is accepted after its parent. Only ``stop`` and
-    the growing of trees use them: ``Greedy`` gives the draft's probability at temperature 1,
-    ``Rejection`` gives q, and ``SharedNoise`` a token's share of all scores, a rough guess.
+    ``probs`` estimate the probability that a child is accepted after its parent: by the draft's
+    probability at temperature 1 if nothing is drawn, by q, or with noise by a rough guess. Drafting
+    stops and trees grow by them. The verification never looks at them.
     """
 
     tokens: list[list[int]]  # R lists; some are shorter where few tokens are possible
@@ -149,7 +149,7 @@ class Tree:
         self.probs = [1.0]
         # The number of layers before the exit that proposed it; None if the target did.
         self.exit_layers: list[int | None] = [None]
-        self.ancestors = ROOT_ALONE  # the ancestor matrix (N+1, N+1), see ``add_nodes``
+        self.ancestors = ROOT_ALONE  # (N+1, N+1): row i has node i and its ancestors
         # By node, the distribution (V,) that its children were drawn from, if they were drawn.
         self.q: dict[int, Tensor] = {}
         # The nodes that were given children, in the order of the draft's caches. A node that was
@@ -179,7 +179,7 @@ class Tree:
         self.expanded += nodes
 
     def prune(self, kept: list[int]) -> None:
-        """Leave out all nodes but ``kept``, and number these anew. None of them has a ``q``."""
+        """Leave out all nodes but ``kept``, and number these anew. A tree with ``q`` keeps all."""
         if len(kept) == len(self.tokens):
             return
         number = {node: new for new, node in enumerate(kept)}
