@@ -110,6 +110,7 @@ class SortedDraft:
         self.vocab_size = vocab_size
         self.exits = exits
         self.plan = plan
+        self.capacity = plan.shape.capacity
         # Without exits, the target is alone.
         self.max_positions = min((each.max_positions for each in exits), default=math.inf)
         # How probable it is that a child is accepted: what the rule says, unless it is replaced.
@@ -120,7 +121,7 @@ class SortedDraft:
         while tree.depth < depth:
             leaves = tree.leaves(self.plan.stop)
             nodes = self.plan.shape.frontier(list(leaves), list(tree.probs))
-            check_frontier(nodes, leaves, self.plan.shape.capacity + 1 - len(tree.expanded))
+            check_frontier(nodes, leaves, self.capacity + 1 - len(tree.expanded))
             if not nodes:
                 break
             chosen = self.choose_exit(tree, nodes)
@@ -133,7 +134,7 @@ class SortedDraft:
             check_proposal(proposal, len(nodes), width, self.vocab_size)
             tree.add_level(nodes, proposal, exit_.exit_layer)
         sent = self.plan.shape.sent(tree.probs)
-        check_sent(sent, tree, self.plan.shape.capacity)
+        check_sent(sent, tree, self.capacity)
         tree.prune(sent)
         return tree
 

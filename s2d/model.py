@@ -255,7 +255,7 @@ class Llama(nn.Module):
         """As ``run_layers``; ``attend_in(i, q, k, v)`` is attention in the layer first + i."""
         if self.frequencies.device != hidden.device:
             self.frequencies = to_device(self.frequencies, hidden.device)
-        angles = torch.outer(positions, self.frequencies)  # (T, D)
+        angles = positions[:, None] * self.frequencies  # (T, D)
         rope = angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
         for layer, block in enumerate(islice(self.model.layers, first, end)):
             hidden = block(hidden, rope, partial(attend_in, layer))
