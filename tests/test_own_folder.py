@@ -84,7 +84,7 @@ def test_the_comparison_with_transformers(folder, draft, capsys):
     words = ["--max-new-tokens", 6, "--draft", draft]
     assert program(bench.main, "hf", "--target", folder, *words) == 0
     assert "FAULT" not in capsys.readouterr().out
-    theirs = peers.as_transformers(load_model(folder, dtype="float64"))
+    theirs = peers.as_transformers(load_model(folder, dtype="float64"), folder)
     assert theirs.generation_config.eos_token_id == EOS
 
 

@@ -7,7 +7,7 @@ verified by rejection sampling. papers.md says how drafts are trained, and what 
 from argparse import Namespace
 from dataclasses import dataclass
 
-from .comparison import compare_methods
+from .measure import compare_methods
 from .methods import choose_methods, load_methods
 from .specbench import corpus_questions
 from .tables import Column, mean_column, table
@@ -135,11 +135,11 @@ def run_experiments(args: Namespace) -> None:
         for size in SIZES:
             rows = EXPERIMENTS[name].rows.items()
             methods = {label: row.format(size=size) for label, row in rows}
-            chosen[name, size] = choose_methods(f"mini-{size}", methods, draft=None)
+            chosen[name, size] = choose_methods(f"mini-{size}", methods, args)
     for name in names:
         columns: dict[str, Column] = {}
         for size in SIZES:
-            pairs = load_methods(chosen[name, size], args.device, args.dtype)
+            pairs = load_methods(chosen[name, size], args)
             for comparison in compare_methods(size, pairs, questions, args, peers={}):
                 columns[comparison.title] = comparison.by_group["overall"]
         print(describe(name, columns), flush=True)
