@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from helpers import WEIGHTS, change_json, program, refuses
 from test_model import SIZES, VARIANTS
 from theirs import random_transformers
@@ -11,6 +12,8 @@ from vocabularies import save_trained
 
 from s2d import model
 from s2d.bench import __main__ as bench
+from s2d.bench import peers
+from s2d.checkpoint import load_model
 from s2d.checkpoint.tokenizer_model import SentencePieceModel
 
 HF = "hf", "--target"
@@ -32,7 +35,7 @@ def folder(request, tmp_path):
 def test_models_that_are_read_rightly(folder, capsys):
     assert check(folder) == 0
     out, err = capsys.readouterr()
-    lines = out.splitlines()
+    lines = out.splitlines()[1:]
     assert [line.split()[0] for line in lines] == ["logits", "ar", "s2d-tree:exits=0"]
     assert all(line.endswith(": ok") for line in lines)
     assert "the tokenizer is not compared, as transformers itself reads it here" in err
@@ -42,7 +45,7 @@ def test_models_that_are_read_rightly(folder, capsys):
 
 def test_a_miniature_with_its_draft_by_every_method(capsys):
     assert check("7b") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2 + 6
+    assert len(capsys.readouterr().out.splitlines()) == 3 + 6
     assert check("7b", "--exits", "1,4") == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     exits = "sd:exits=1", "sd:exits=4", "mcsd:exits=4", "s2d:exits=1,4", "s2d-tree:exits=1,4"
@@ -62,3 +65,11 @@ def test_faults_are_found(capsys, monkeypatch):
     assert check("7b") == 1
     faults = [line for line in capsys.readouterr().out.splitlines() if line.endswith("FAULT")]
     assert {"tokenizer", "logits"} <= {line.split("  ")[0] for line in faults}
+
+
+def test_transformers_runs_the_layers_that_are_read():
+    """Those of a draft that assists it, up to its last exit."""
+    ours = load_model(WEIGHTS / "mini-draft", dtype="float64", layers=2)
+    theirs = peers.as_transformers(ours, WEIGHTS / "mini-draft")
+    tokens = torch.arange(3, 40)[None]
+    assert torch.allclose(ours(tokens), theirs(tokens).logits, atol=1e-10)

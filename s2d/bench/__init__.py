@@ -3,7 +3,7 @@
 ``compare`` does it from Python. The programs are ``python -m s2d.bench``, see README.md here.
 """
 
-from .comparison import compare
+from .measure import compare
 from .tables import Comparison
 
 __all__ = ["Comparison", "compare"]

@@ -1,22 +1,26 @@
 """Does this code compute what transformers computes? For any folder of a Llama.
 
-In float64: logits of the same weights in the same memory, with config.json as each reads it; greedy
-text of every lossless method; ids of texts, if SentencePiece reads the tokenizer here. Each has a
-line, and the exit code is 1 if one is not as it should be.
+In float64: logits, of weights and config.json as each reads them; greedy text of every lossless
+method; ids of texts, if SentencePiece reads the tokenizer here. Each has a line, and the exit code
+is 1 if one is not as it should be.
 """
 
 from argparse import Namespace
+from functools import partial
 from typing import Any
 
 import torch
 
+from ..checkpoint import placement
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..checkpoint.tokenizer_model import SentencePieceModel
 from ..model import Llama
-from .comparison import make_run
-from .methods import choose_methods, default_methods, load_methods
+from .measure import compare_methods
+from .methods import choose_default, load_methods
 from .peers import as_transformers, run_peer
+from .specbench import corpus_questions
+from .tables import Record, by_method
 
 TEXTS = (
     "Hello world",
@@ -29,25 +33,22 @@ ALLOWED = 1e-9
 
 def compare_with_transformers(args: Namespace) -> int:
     """Print a line for each comparison; 1 if one found a fault, else 0."""
-    methods = {name: name for name in default_methods(args.target, args.draft, args.exits)}
-    choices = choose_methods(args.target, methods, args.draft)
-    pairs = load_methods(choices, args.device, "float64", quick=False)
-    alone = pairs["ar"]
-    try:
+    chosen = {name: choose_default(name, args) for name in args.target}
+    questions = corpus_questions(args.limit, turns=1)
+    rights = []
+    for name, choices in chosen.items():
+        pairs = load_methods(choices, args)
+        alone = pairs["ar"]
         peer = as_transformers(alone.target, alone.folder.path)
-    except Exception as error:  # whatever it does not like about the folder
-        raise ValueError(f"transformers does not read {alone.folder.path}: {error}") from None
-    rights = [compare_tokenizers(alone.tokenizer)]
-    longest = max(1, alone.target.config.max_position_embeddings // 2)
-    prompts = [alone.tokenizer.encode(text)[:longest] for text in TEXTS]
-    rights.append(compare_logits(alone.target, peer, prompts))
-    options = {"max_new_tokens": args.max_new_tokens}
-    expected = [run_peer(prompt, 0, peer, **options)[0] for prompt in prompts]
-    for name, pair in pairs.items():
-        run = make_run(pair.target, pair.draft, vars(pair.plan.asked) | options)
-        texts = [run(prompt, 0)[0] for prompt in prompts]
+        print(f"{name} on {placement(alone.target)}")
+        rights.append(compare_tokenizers(alone.tokenizer))
+        peers = {"transformers": partial(run_peer, peer=peer)}
+        [comparison] = compare_methods(name, pairs, questions, args, peers)
+        theirs = by_method(comparison.records)["transformers"]
+        rights.append(compare_logits(alone.target, peer, theirs))
         # In float64 no two likely tokens are so close that rounding decides.
-        rights.append(show(name, f"greedy text of {len(prompts)} prompts", texts == expected))
+        for method, different in comparison.different_from("transformers").items():
+            rights.append(show(method, f"greedy text: {different} answers differ", not different))
     return 0 if all(rights) else 1
 
 
@@ -75,11 +76,12 @@ def compare_tokenizers(ours: Tokenizer) -> bool:
 
 
 @torch.inference_mode()
-def compare_logits(target: Llama, peer: Any, prompts: list[list[int]]) -> bool:
+def compare_logits(target: Llama, peer: Any, records: list[Record]) -> bool:
+    """Logits after each token of the prompts and of their answers."""
     difference = 0.0
     scale = 0.0
-    for prompt in prompts:
-        tokens = torch.tensor([prompt], device=target.device)
+    for turn in [turn for record in records for turn in record.turns]:
+        tokens = torch.tensor([turn.prompt + turn.tokens], device=target.device)
         ours = target(tokens)[0]
         apart = ours - peer(tokens).logits[0]
         difference = max(difference, apart.abs().max().item())

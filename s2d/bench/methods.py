@@ -4,7 +4,7 @@ A name is a method of run.py and, after colons, options of run.py that say what 
 (s2d/cli/README.md).
 """
 
-import argparse
+from argparse import SUPPRESS, Namespace
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -39,7 +39,8 @@ def parse_method(text: str) -> dict[str, Any]:
 
     What is no such name ends the program, as other mistakes on the command line do.
     """
-    parser = Parser(f"method {text}", argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    prog = f"python -m s2d.bench: method {text}"
+    parser = Parser(prog, argument_default=SUPPRESS, allow_abbrev=False)
     add_drafting_options(parser)
     name, *settings = text.split(":")
     words = [f"--method={name}"]
@@ -49,27 +50,31 @@ def parse_method(text: str) -> dict[str, Any]:
     return vars(parser.parse_args(words))
 
 
-def choose_methods(target: str, methods: dict[str, str], draft: Path | None) -> dict[str, Choice]:
+def choose_methods(target: str, methods: dict[str, str], args: Namespace) -> dict[str, Choice]:
     """What ``methods``, {label: name}, need for a ``target``; and "ar", the target alone.
 
-    ``draft`` is the model that drafts where a name has none. Nothing is loaded yet. Raises
+    ``args.draft`` is the model that drafts where a name has none. Nothing is loaded yet. Raises
     ValueError or FileNotFoundError for what cannot be run.
     """
     choices = {}
     for label, name in {"ar": "ar", **methods}.items():
         options = parse_method(name)
-        own = options.pop("draft", draft)
-        choices[label] = choose_pair(target, own, Options(**options))
+        draft = options.pop("draft", args.draft)
+        options["temperature"] = min(args.temperature)  # a negative one is refused
+        choices[label] = choose_pair(target, draft, Options(**options))
     return choices
 
 
-def load_methods(
-    choices: dict[str, Choice], device: str, dtype: str, quick: bool = True
-) -> dict[str, Pair]:
+def choose_default(target: str, args: Namespace) -> dict[str, Choice]:
+    """What the default methods need for a ``target``."""
+    names = default_methods(target, args.draft, args.exits)
+    return choose_methods(target, {name: name for name in names}, args)
+
+
+def load_methods(choices: dict[str, Choice], args: Namespace) -> dict[str, Pair]:
     """Load what is chosen for methods on one target, each model once.
 
-    A draft is loaded up to the last exit that any of the methods uses. ``quick``: see
-    ``load_model``.
+    A draft is loaded up to the last exit that any of the methods uses.
     """
     layers_of: dict[ModelFolder, int] = {}
     for choice in choices.values():
@@ -81,6 +86,9 @@ def load_methods(
     def load(folder: ModelFolder, device: str, dtype: Any, layers: int | None = None) -> Llama:
         if layers is not None:
             layers = layers_of[folder]
-        return load_once(folder, device, dtype, quick=quick, layers=layers)
+        return load_once(folder, device, dtype, layers=layers)
 
-    return {name: load_chosen(choice, device, dtype, load) for name, choice in choices.items()}
+    pairs = {}
+    for name, choice in choices.items():
+        pairs[name] = load_chosen(choice, args.device, args.dtype, load)
+    return pairs

@@ -11,8 +11,9 @@ from torch.utils.benchmark import Timer
 
 from ..checkpoint import placement
 from ..model import Llama
-from .comparison import compare_methods
-from .methods import choose_methods, default_methods, load_methods
+from ..pair.loading import Pair
+from .measure import compare_methods
+from .methods import choose_default, load_methods
 from .specbench import corpus_questions
 from .tables import Column, table
 
@@ -23,27 +24,31 @@ SECONDS = 0.2  # that one of them is timed
 
 def measure_costs(args: Namespace) -> None:
     """Print what passes cost, and what methods need and have."""
-    names = default_methods(args.target, args.draft, args.exits)
-    choices = choose_methods(args.target, {name: name for name in names}, args.draft)
-    pairs = load_methods(choices, args.device, args.dtype)
+    chosen = {name: choose_default(name, args) for name in args.target}
+    questions = corpus_questions(args.limit, turns=1)
+    for name, choices in chosen.items():
+        pairs = load_methods(choices, args)
+        print(f"{name} on {placement(pairs['ar'].target)}\n")
+        legend = "passes by number of rows: ms / times one row of the target"
+        print(table(legend, pass_costs(pairs), ("ms", "ratio")), flush=True)
+        for comparison in compare_methods(name, pairs, questions, args, peers={}):
+            columns = {"needs / has / speedup": comparison.by_group["overall"]}
+            legend = f"{comparison.title}: tokens per step"
+            print(table(legend, columns, ("needs", "mat", "speedup")), flush=True)
+
+
+def pass_costs(pairs: dict[str, Pair]) -> dict[str, Column]:
+    """What passes of the target and of the draft up to each exit cost."""
     target = pairs["ar"].target
-    name = pairs["ar"].folder.path.name
-    print(f"{name} on {placement(target)}\n")
-    together = pairs[names[-1]]  # all exits
     costs = {"target": time_passes(target, target.config.num_hidden_layers)}
+    together = list(pairs.values())[-1]  # all exits
     for each in filter(None, together.plan.exits):  # exit 0 has no layers
         costs[f"exit {each}"] = time_passes(together.draft, each)
     one = costs["target"]["1"]["ms"]
     for column in costs.values():
         for cell in column.values():
             cell["ratio"] = cell["ms"] / one
-    legend = "passes by number of rows: ms / times one row of the target"
-    print(table(legend, costs, ("ms", "ratio")), flush=True)
-    questions = corpus_questions(args.limit, turns=1)
-    for comparison in compare_methods(name, pairs, questions, args, peers={}):
-        columns = {"needs / has / speedup": comparison.by_group["overall"]}
-        legend = f"{comparison.title}: tokens per step"
-        print(table(legend, columns, ("needs", "mat", "speedup")), flush=True)
+    return costs
 
 
 @torch.inference_mode()

@@ -1,16 +1,15 @@
-"""transformers with the weights of a model of ours, in the same memory: its own decoders."""
+"""transformers on a model's folder: what it reads there, and its own decoders."""
 
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..checkpoint import empty_model
-from ..checkpoint.config import config_to_dict
 from ..checkpoint.notices import tell
 from ..model import Llama
-from ..pair.loading import Choice
+from ..pair.loading import Pair
 from .measure import Run
 
 ASSISTED = "transformers assisted"
@@ -19,25 +18,27 @@ ASSISTED = "transformers assisted"
 SETTINGS = (4, 0.0), (8, 0.0), (8, 0.4), (12, 0.4), (12, 0.7), (20, 0.4)
 
 
-def as_transformers(model: Llama, folder: Path | None = None) -> Any:
-    """transformers' Llama, or Qwen, with the weights of ``model``, in the same memory.
+def as_transformers(model: Llama, folder: Path) -> Any:
+    """What transformers reads in a ``folder``, for comparison with our ``model`` from there.
 
-    Its configuration is what transformers reads in ``folder``, or else that of ``model``. Texts end
-    where those of ``model`` do.
+    It has as many layers, and its texts are greedy or sampled from all tokens. Raises ValueError if
+    transformers does not read the folder.
     """
     import transformers  # which only this needs
 
-    if folder is None:
-        config = transformers.AutoConfig.for_model(**config_to_dict(model.config, model.dtype))
-    else:
-        config = transformers.AutoConfig.from_pretrained(folder)
-    peer = empty_model(config, transformers.AutoModelForCausalLM.from_config)
-    peer.load_state_dict(model.state_dict(), assign=True)
-    peer.model.rotary_emb = type(peer.model.rotary_emb)(config)
-    peer.generation_config.eos_token_id = list(model.config.eos_token_ids) or None
+    transformers.logging.disable_progress_bar()
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    try:
+        peer = load(folder, dtype=model.dtype)
+    except Exception as error:  # whatever it does not like about the folder
+        raise ValueError(f"transformers does not read {folder}: {error}") from None
+    peer.config.num_hidden_layers = model.config.num_hidden_layers  # it runs no other
+    # Folders may ask for sampling, penalties and more.
+    eos = peer.generation_config.eos_token_id
+    peer.generation_config = transformers.GenerationConfig(eos_token_id=eos)
     if model.dtype == torch.float64:
         keep_float64(peer)
-    return peer.to(model.device).eval()
+    return peer.to(model.device)
 
 
 def keep_float64(peer: Any) -> None:
@@ -50,38 +51,37 @@ def keep_float64(peer: Any) -> None:
             peer.set_submodule(name, precise)
 
 
-def choose_assistant(chosen: list[dict[str, Choice]]) -> str:
-    """The first method whose draft may assist transformers on all targets; "ar" if none may."""
-    for name in chosen[0]:
-        if all(may_assist(choices[name]) for choices in chosen):
-            return name
-    tell(f"{ASSISTED} is left out: no draft model has a vocabulary of the targets' size")
-    return "ar"
+def peers_of(pairs: dict[str, Pair]) -> dict[str, Run]:
+    """{name: run} of transformers' ``generate``: alone, with look-up, assisted by a draft.
 
-
-def may_assist(choice: Choice) -> bool:
-    """Whether the draft is another model, and both vocabularies have one size, padding included."""
-    draft = choice.found.draft
-    if draft is None or draft.path.samefile(choice.folder.path):
-        return False
-    return draft.config.vocab_size == choice.folder.config.vocab_size
-
-
-def peers_of(target: Llama, draft: Llama | None) -> dict[str, Run]:
-    """{name: run} of transformers' ``generate``: alone, with look-up, assisted by a ``draft``."""
-    run = partial(run_peer, peer=as_transformers(target))
+    The draft is that of the first of ``pairs`` which may assist.
+    """
+    alone = pairs["ar"]
+    run = partial(run_peer, peer=as_transformers(alone.target, alone.folder.path))
     peers = {"transformers": run}
     peers["transformers look-up"] = partial(run, prompt_lookup_num_tokens=10)
-    if draft is not None:
-        for count, threshold in SETTINGS:
-            assistant = as_transformers(draft)  # it holds its settings; the weights are shared
-            settings = assistant.generation_config
-            settings.num_assistant_tokens = count
-            settings.num_assistant_tokens_schedule = "constant"
-            settings.assistant_confidence_threshold = threshold
-            name = f"{ASSISTED}:tokens={count}:threshold={threshold:g}"
-            peers[name] = partial(run, assistant_model=assistant)
+    assisting = [pair for pair in pairs.values() if may_assist(pair)]
+    if not assisting:
+        tell(f"{ASSISTED} is left out: no draft model has a vocabulary of the target's size")
+        return peers
+    draft = as_transformers(assisting[0].draft, assisting[0].found.draft.path)
+    for count, threshold in SETTINGS:
+        assistant = copy(draft)  # it holds its settings; the weights are shared
+        settings = assistant.generation_config = copy(draft.generation_config)
+        settings.num_assistant_tokens = count
+        settings.num_assistant_tokens_schedule = "constant"
+        settings.assistant_confidence_threshold = threshold
+        name = f"{ASSISTED}:tokens={count}:threshold={threshold:g}"
+        peers[name] = partial(run, assistant_model=assistant)
     return peers
+
+
+def may_assist(pair: Pair) -> bool:
+    """Whether the draft is another model, and both vocabularies have one size, padding included."""
+    found = pair.found.draft
+    if found is None or pair.draft is pair.target:
+        return False
+    return found.config.vocab_size == pair.folder.config.vocab_size
 
 
 def run_peer(

@@ -1,17 +1,16 @@
 """Questions and answers in Spec-Bench's files (arXiv 2401.07851)."""
 
 import json
-import re
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
 from ..checkpoint.files import read_text, staged
 from ..checkpoint.tokenizer import Tokenizer
 from ..train.corpus import GROUPS, conversations
-from .measure import Question, Record
-from .tables import Comparison, by_method
+from .tables import Comparison, Question, Record, by_method
 
 MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".split()
 
@@ -55,7 +54,7 @@ def write_answers(folder: Path, comparison: Comparison, tokenizer: Tokenizer) ->
     title = comparison.title.replace(" T=", "-T")
     last = comparison.records[-1].round
     for method, records in by_method(comparison.records).items():
-        name = re.sub(r"[^\w.,]+", "-", f"{title}-{method}")
+        name = quote_plus(f"{title}-{method}", safe="=,")
         lines = ""
         for record in records:
             if record.round == last:

@@ -1,4 +1,4 @@
-"""From records to tables, a picture and JSON."""
+"""Records of answers, and from them tables, a picture and JSON."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,17 +7,34 @@ from functools import cached_property
 from math import ceil
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..checkpoint.files import staged
 from ..options import Plan
-from ..stats import Stats
-from .measure import Record
+from ..stats import Generation, Stats
 
+# question_id, category, group, and turns: a list of texts; in ``compare`` the ids of a prompt.
+Question = dict[str, Any]
 Cell = dict[str, float]  # {measure: value}
 Column = dict[str, Cell]  # {row: cell}
 MEASURES = "speedup", "mat", "of best exit"
 LEGEND = "speedup / mean accepted tokens / times the speed of the best single exit"
+
+
+class Turn(NamedTuple):
+    prompt: list[int]
+    tokens: list[int]  # of the answer
+    seconds: float  # of the whole call
+    generation: Generation | None
+
+
+class Record(NamedTuple):
+    """How a method answered a question in a round."""
+
+    round: int
+    method: str
+    question: Question
+    turns: list[Turn]
 
 
 @dataclass(frozen=True)
@@ -75,6 +92,22 @@ class Comparison:
                 found[method] = add_up(rows[method]).acceptance(plan.exits)
         return found
 
+    def different_from(self, expected: str) -> dict[str, int]:
+        """{lossless method: how many of its answers differ from those of the ``expected`` one}.
+
+        Rejection sampling is left out above T = 0, as it draws another text than others, and so are
+        roots as published.
+        """
+        rows = by_method(self.records)
+        found = {}
+        for method, plan in self.plans.items():
+            draws_anew = plan.asked.rule != "noise" and plan.asked.temperature > 0
+            is_exact = rows[method][0].turns[0].generation.exact
+            if method != expected and is_exact and not draws_anew:
+                pairs = zip(rows[expected], rows[method])
+                found[method] = sum(texts_of(one) != texts_of(other) for one, other in pairs)
+        return found
+
     def __str__(self) -> str:
         text = table(f"{self.title}: {LEGEND}", self.by_group, MEASURES)
         if self.acceptance:
@@ -100,6 +133,11 @@ def by_method(records: Iterable[Record]) -> dict[str, list[Record]]:
     for record in records:
         found.setdefault(record.method, []).append(record)
     return found
+
+
+def texts_of(record: Record) -> list[list[int]]:
+    """The tokens of its answers."""
+    return [turn.tokens for turn in record.turns]
 
 
 def make_cell(own: list[Record], alone: list[Record]) -> Cell:
@@ -140,10 +178,11 @@ def add_up(records: list[Record]) -> Stats:
 
 
 def mean_column(columns: Sequence[Column]) -> Column:
-    """Means over ``columns``, which have the same rows."""
+    """Means over ``columns``, of the rows that all of them have."""
     means: Column = {}
     for row, cell in columns[0].items():
-        means[row] = {key: mean(column[row][key] for column in columns) for key in cell}
+        if all(row in column for column in columns):
+            means[row] = {key: mean(column[row][key] for column in columns) for key in cell}
     return means
 
 
@@ -153,7 +192,7 @@ def table(legend: str, columns: dict[str, Column], measures: Sequence[str]) -> s
     for row in next(iter(columns.values())):
         line = [row]
         for column in columns.values():
-            cell = column[row]
+            cell = column.get(row, {})
             line.append(" / ".join(f"{cell[key]:.2f}" for key in measures if key in cell))
         lines.append(line)
     return f"{legend}\n\n{render(lines)}\n"
