@@ -1,6 +1,8 @@
 """``generate`` and ``start``: from options to a Decoder."""
 
 from collections.abc import Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from operator import index
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 from .decoder import Decoder
 from .draft import LayerExit, SortedDraft
 from .model import Llama
-from .options import Plan, make_options
+from .options import Options, Plan
 from .own import short
 from .rules import Exit, Greedy, Rejection, Rule, SharedNoise
 from .sampling import Draws, Noise
@@ -55,11 +57,17 @@ def start(
     return make_decoder(target, tokens, draft, make_plan(draft, method=method, **options))
 
 
-def make_plan(draft: Llama | None, **options: Any) -> Plan:
+def make_plan(draft: Llama | None, **given: Any) -> Plan:
     """What is decided for a ``draft``, from options by their names."""
     if not isinstance(draft, Llama | None):
         raise ValueError(f"the draft is a model of load_model, not {short(draft)}")
-    return make_options(**options).plan(None if draft is None else draft.config)
+    names = [field.name for field in fields(Options)]
+    for name in given:
+        if name not in names:
+            nearest = get_close_matches(name, names, n=1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(names)}"
+            raise ValueError(f"unknown option {name!r}; {hint}")
+    return Options(**given).plan(None if draft is None else draft.config)
 
 
 def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, plan: Plan) -> Decoder:

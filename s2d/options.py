@@ -15,8 +15,7 @@ where each part of the method is from. The setting of the S2D paper is ``rule="r
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from numbers import Integral, Real
@@ -191,11 +190,11 @@ class Options:
             object.__setattr__(self, name, int(value) if kind is Integral else float(value))
         if 0 < self.temperature < 1e-6:
             raise ValueError(f"temperature: expected 0, or at least 1e-6, not {self.temperature}")
-        if self.method is not None and not is_one_of(self.method, METHODS):
+        if self.method not in (None, *METHODS):
             raise ValueError(f"unknown method {short(self.method)}; expected {', '.join(METHODS)}")
-        if not is_one_of(self.rule, ("noise", "rejection")) and not is_object(self.rule, Rule):
+        if self.rule not in ("noise", "rejection") and not is_object(self.rule, Rule):
             raise ValueError(f"rule is 'noise', 'rejection' or a Rule, not {short(self.rule)}")
-        if not is_one_of(self.init, ("draft", "target")):
+        if self.init not in ("draft", "target"):
             raise ValueError(f"init is 'draft' or 'target', not {short(self.init)}")
         if self.tree is not None and self.draft_length is not None:
             raise ValueError("a tree has its own depth; give tree or draft_length, not both")
@@ -231,10 +230,6 @@ MEMBERS = {
 }
 
 
-def is_one_of(value: Any, names: Sequence[str]) -> bool:
-    return isinstance(value, str) and value in names
-
-
 def is_object(value: Any, protocol: type) -> bool:
     """Whether ``value`` has the members of a ``protocol``, and is not a class that has them."""
     return isinstance(value, protocol) and not isinstance(value, type)
@@ -248,14 +243,3 @@ def default_drafting(config: LlamaConfig | None) -> Drafting:
     if config is None:
         return EXIT_0_ALONE
     return config.drafting or Drafting(exits=(config.num_hidden_layers,), thresholds=(0.0,))
-
-
-def make_options(**given: Any) -> Options:
-    """Options by their names; ValueError with the nearest name for one that there is not."""
-    names = [field.name for field in fields(Options)]
-    for name in given:
-        if name not in names:
-            nearest = get_close_matches(name, names, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(names)}"
-            raise ValueError(f"unknown option {name!r}; {hint}")
-    return Options(**given)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..model import Llama
+from ..model import Llama, LlamaConfig
 from .config import ModelFolder, config_to_dict, read_folder
 from .files import read_json, refuse_existing, staged
 from .layout import quicken
@@ -174,13 +174,10 @@ class Uninitialised(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
 
 
-def empty_model(config: Any, kind: Callable[[Any], nn.Module] = Llama) -> nn.Module:
-    """A Llama whose parameters have names and shapes but no memory yet.
-
-    ``kind`` makes it of a ``config``: LlamaConfig, or that of transformers for transformers' Llama.
-    """
+def empty_model(config: LlamaConfig) -> Llama:
+    """A Llama whose parameters have names and shapes but no memory yet."""
     with torch.device("meta"), Uninitialised():
-        return kind(config)
+        return Llama(config)
 
 
 def save_model(

@@ -39,22 +39,16 @@ def color_exits(own: Sequence[int], used: Sequence[int]) -> dict[int, Color]:
     return {exit_layer: all_colors[exit_layer] for exit_layer in used}
 
 
-class Shade(NamedTuple):
-    """A colour of something else than an exit."""
-
-    light: str  # on a light background
-    dark: str  # on a dark background
-
-
+# Of something else than an exit: on a light background, and on a dark one.
 SHADES = {
-    "paper": Shade("#fbfbf9", "#16181b"),
-    "panel": Shade("#ffffff", "#1f2226"),
-    "ink": Shade("#1c1c1c", "#e8e6e1"),
-    "faint": Shade("#565656", "#a2a09a"),
-    "line": Shade("#c9c9c2", "#50545b"),
-    "bar": Shade("#e8e8e2", "#2c3036"),
-    "lit": Shade("#ffd54a", "#7a6200"),  # what is looked at
-    "kept": Shade("#3b8f57", "#63bd82"),  # what was accepted
-    "p": Shade("#2b6cb0", "#6fa8e0"),  # of the target
-    "q": Shade("#c77a12", "#e8a84c"),  # of the draft
+    "paper": ("#fbfbf9", "#16181b"),
+    "panel": ("#ffffff", "#1f2226"),
+    "ink": ("#1c1c1c", "#e8e6e1"),
+    "faint": ("#565656", "#a2a09a"),
+    "line": ("#c9c9c2", "#50545b"),
+    "bar": ("#e8e8e2", "#2c3036"),
+    "lit": ("#ffd54a", "#7a6200"),  # what is looked at
+    "kept": ("#3b8f57", "#63bd82"),  # what was accepted
+    "p": ("#2b6cb0", "#6fa8e0"),  # of the target
+    "q": ("#c77a12", "#e8a84c"),  # of the draft
 }

@@ -16,11 +16,7 @@ from ..stats import Step
 from ..tree import Tree
 
 DRAFT = COLORS[0].light
-INK = SHADES["ink"].light
-FAINT = SHADES["faint"].light
-LINE = SHADES["line"].light
-P = SHADES["p"].light
-Q = SHADES["q"].light
+INK, FAINT, LINE, P, Q = (SHADES[name][0] for name in ("ink", "faint", "line", "p", "q"))
 SIDE = 0.92  # of a box; boxes are 1 apart
 TOKEN = 0.78, 0.33  # inches, the size of a box
 NUMBER = 0.4, 0.33

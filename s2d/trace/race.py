@@ -91,9 +91,9 @@ def draw_race(pair: Pair, rounds: int = 9, tokens: int = 64) -> str:
 def style_of(colors: dict[int, Color]) -> str:
     """Rules for light and for dark backgrounds, without variables: not every viewer knows them."""
     known = {"text": SHADES["ink"], ".paper": SHADES["paper"]}
-    known |= {f".{color.name}": color for color in colors.values()}
-    light = "".join(f"{name}{{fill:{color.light}}}" for name, color in known.items())
-    dark = "".join(f"{name}{{fill:{color.dark}}}" for name, color in known.items())
+    known |= {f".{color.name}": (color.light, color.dark) for color in colors.values()}
+    light = "".join(f"{name}{{fill:{light}}}" for name, (light, _) in known.items())
+    dark = "".join(f"{name}{{fill:{dark}}}" for name, (_, dark) in known.items())
     for color in colors.values():
         light += f".{color.name}{{text-decoration:underline {color.line}}}"
     return f"{light}@media(prefers-color-scheme:dark){{{dark}}}"
