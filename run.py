@@ -159,8 +159,8 @@ def load(args: Namespace) -> Pair:
     tokenizer = choice.tokenizer
     if args.stop_strings:
         stop_at = StopStrings(tokenizer, args.stop_strings)
-        asked = replace(choice.plan.asked, stop_at=stop_at)
-        choice = replace(choice, plan=replace(choice.plan, asked=asked))
+        options = replace(choice.plan.options, stop_at=stop_at)
+        choice = replace(choice, plan=replace(choice.plan, options=options))
     words = "plain text (--raw)" if args.raw else tokenizer.chat_format.name
     if tokenizer.chat_format.is_plain:
         args.raw = True

@@ -43,11 +43,11 @@ class Decoder:
         self.prompt_length = len(context)
         size = target.config.max_position_embeddings
         # The length of the context at which decoding ends.
-        self.limit = min(len(context) + plan.asked.max_new_tokens, size)
+        self.limit = min(len(context) + plan.options.max_new_tokens, size)
         self.ended = ""  # why the answer has ended, see ``Generation``
         self.in_step = False  # stays True after an error, or Ctrl-C, in the middle of a step
         self.stats = Stats()
-        stop_at = plan.asked.stop_at
+        stop_at = plan.options.stop_at
         # Is called with each token of the answer but EOS, and says whether the answer ends with it.
         self.is_last = (lambda token: False) if stop_at is None else stop_at.begin()
         capacity = self.limit + plan.shape.capacity  # a cache holds the text and one tree

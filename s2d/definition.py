@@ -80,7 +80,7 @@ def propose(
         exit_layer, logits, confidence = choose_exit(draft, contexts, plan)
         longer: dict[TokenPath, float] = {}
         for (path, path_prob), row in zip(frontier.items(), logits):
-            q = plan.asked.distribution(row)  # (V,)
+            q = plan.options.distribution(row)  # (V,)
             scores = draft_scores(q, noise.at([len(context) + len(path)])[0])
             count = min(shape.width(level), len(scores))
             children = [token for token in scores.topk(count).indices.tolist() if q[token] > 0]
@@ -114,7 +114,7 @@ def generate(
         proposed = propose(draft, context, levels, plan, noise)
         path: TokenPath = ()
         while True:
-            p = plan.asked.distribution(logits_after(target, [*context, *path]))  # (V,)
+            p = plan.options.distribution(logits_after(target, [*context, *path]))  # (V,)
             e = noise.at([len(context) + len(path)])[0]
             token = (p / e).argmax().item()
             accepted = path in proposed and token in proposed[path].children

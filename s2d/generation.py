@@ -81,12 +81,12 @@ def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, plan: Plan) ->
     exits = make_exits(target, draft, plan)
     drafter = SortedDraft(target.config.vocab_size, exits, plan)
     rule = make_rule(target, plan)
-    if plan.asked.decision is not None:
+    if plan.options.decision is not None:
         if not all(isinstance(each, LayerExit) for each in exits):
             raise ValueError("a decision model judges exits with layers")
-        plan.asked.decision.prepare_for(exits[0].model)
-        drafter.estimate = plan.asked.decision.estimate
-    if plan.asked.init == "target":
+        plan.options.decision.prepare_for(exits[0].model)
+        drafter.estimate = plan.options.decision.estimate
+    if plan.options.init == "target":
         from .mcsd.roots import RootsDecoder  # improved MCSD
 
         return RootsDecoder(target, drafter, rule, context, plan)
@@ -109,18 +109,18 @@ def as_ids(tokens: Ids, vocab_size: int) -> list[int]:
 
 def make_rule(target: Llama, plan: Plan) -> Rule:
     """The rule that is asked for."""
-    asked = plan.asked
-    if not isinstance(asked.rule, str):
-        return asked.rule
-    if asked.temperature == 0:
+    options = plan.options
+    if not isinstance(options.rule, str):
+        return options.rule
+    if options.temperature == 0:
         return Greedy()
     # Without a draft there is nothing to reject: the text is always the one that the noise gives.
-    if asked.rule == "rejection" and plan.method != "ar":
+    if options.rule == "rejection" and plan.method != "ar":
         chosen = not isinstance(plan.shape, FixedShape)  # another shape may leave out nodes
-        return Rejection(asked.distribution, Draws(asked.seed), chosen)
+        return Rejection(options.distribution, Draws(options.seed), chosen)
     dtype = torch.promote_types(target.dtype, torch.float32)  # float32 or better
-    noise = Noise(asked.seed, target.config.vocab_size, target.device, dtype)
-    return SharedNoise(asked.distribution, noise)
+    noise = Noise(options.seed, target.config.vocab_size, target.device, dtype)
+    return SharedNoise(options.distribution, noise)
 
 
 def make_exits(target: Llama, draft: Llama | None, plan: Plan) -> list[Exit]:
@@ -135,7 +135,7 @@ def make_exits(target: Llama, draft: Llama | None, plan: Plan) -> list[Exit]:
 
             dtype = torch.promote_types(target.dtype, torch.float32)
             vocab_size = target.config.vocab_size
-            exits.append(TableExit(vocab_size, target.device, dtype, plan.asked.datastore))
+            exits.append(TableExit(vocab_size, target.device, dtype, plan.options.datastore))
         else:
             previous = LayerExit(draft, previous, each)
             exits.append(previous)

@@ -41,9 +41,9 @@ EXIT_0_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree
 
 @dataclass(frozen=True)
 class Plan:
-    """What is decided, from what was ``asked`` and from the draft's config.json."""
+    """What is decided, from what was asked for and from the draft's config.json."""
 
-    asked: "Options"
+    options: "Options"  # what was asked for
     method: str
     exits: tuple[int | Exit, ...]  # in the order in which they are asked; none: no draft
     thresholds: tuple[float, ...]  # one for each exit
@@ -53,7 +53,7 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """What was decided, in the place of what was asked, by the names of the options."""
         decided = {"method": self.method, "exits": self.exits, "thresholds": self.thresholds}
-        return vars(self.asked) | decided | {"tree": self.shape, "stop": self.stop}
+        return vars(self.options) | decided | {"tree": self.shape, "stop": self.stop}
 
 
 @dataclass(frozen=True)

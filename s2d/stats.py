@@ -87,7 +87,7 @@ class Stats:
         return sum(self.accept_lengths) / max(1, self.steps)
 
     @property
-    def acceptance_rate(self) -> float:
+    def accepted_per_level(self) -> float:
         """Accepted draft tokens per drafted level; 0.0 without a draft."""
         return self.accepted_tokens / max(1, self.draft_levels)
 
@@ -132,5 +132,5 @@ class Generation:
 
     def text(self, tokenizer: Any) -> str:
         """The answer as text, by a ``Tokenizer``."""
-        stop_at = self.plan.asked.stop_at
+        stop_at = self.plan.options.stop_at
         return tokenizer.decode(self.tokens) if stop_at is None else stop_at.cut(self.tokens)

@@ -54,7 +54,7 @@ def test_each_text_is_the_one_alone(models):
             assert each.stats.accept_lengths == expected.stats.accept_lengths
             assert each.stats.exit_counts == expected.stats.exit_counts
             assert (each.ended, each.exact) == (expected.ended, expected.exact)
-            assert each.plan.asked.seed == options["seed"] + index
+            assert each.plan.options.seed == options["seed"] + index
             assert each.stats.seconds > each.stats.target_seconds > 0
             seen.add(each.ended)
     assert seen == {"eos", "length", "context"}

@@ -69,8 +69,8 @@ def test_every_step_is_the_definitions(part):
         found = start(target, prompt, draft, **vars(options))
         kind, used = Noise, found.plan
         if options.temperature == 0:
-            asked = replace(used.asked, temperature=1.0, top_p=1.0, top_k=0)
-            kind, used = NoNoise, replace(used, asked=asked)
+            options = replace(used.options, temperature=1.0, top_p=1.0, top_k=0)
+            kind, used = NoNoise, replace(used, options=options)
         noise = kind(options.seed, 61, "cpu", torch.float64)
         limit = len(prompt) + 18
         pair = nearly_equal(**model, device="cpu")  # the definition's only device

@@ -45,7 +45,7 @@ def test_chains_below_roots_as_published(widths):
 
         output = run(tree=widths, rule="rejection")
         assert output.tokens[:25] == expected[:25] and output.exact is False
-        assert 0 < output.stats.acceptance_rate <= 1  # of levels, the target's own included
+        assert 0 < output.stats.accepted_per_level <= 1  # of levels, the target's own included
         alone = generate(target, [3, 1, 4], method="ar", max_new_tokens=30).tokens
         growing = run("s2d-tree", tree=GrowingShape(3, 4, 12))
         single = run(tree=(1, *widths), rule="rejection")

@@ -91,7 +91,7 @@ def known(mini, tokenizer, tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_a_record_is_what_happened(case, known):
     _, data, steps, decoder = known(case)
-    temperature = 3.0 if case == "own rule" else decoder.plan.asked.temperature or 1.0
+    temperature = 3.0 if case == "own rule" else decoder.plan.options.temperature or 1.0
     rejected = 0
     for shown, step in zip(data["steps"], steps, strict=True):
         tree = step.tree

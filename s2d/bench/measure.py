@@ -103,7 +103,7 @@ def compare_methods(
         common = {"temperature": temperature, "max_new_tokens": args.max_new_tokens}
         runs = {}
         for method, pair in pairs.items():
-            runs[method] = make_run(pair.target, pair.draft, vars(pair.plan.asked) | common)
+            runs[method] = make_run(pair.target, pair.draft, vars(pair.plan.options) | common)
         runs |= {peer: partial(run, **common) for peer, run in peers.items()}
         yield Comparison(title, measure(runs, questions, args.rounds, title, ask))
 

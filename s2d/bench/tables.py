@@ -101,7 +101,7 @@ class Comparison:
         rows = by_method(self.records)
         found = {}
         for method, plan in self.plans.items():
-            draws_anew = plan.asked.rule != "noise" and plan.asked.temperature > 0
+            draws_anew = plan.options.rule != "noise" and plan.options.temperature > 0
             is_exact = rows[method][0].turns[0].generation.exact
             if method != expected and is_exact and not draws_anew:
                 pairs = zip(rows[expected], rows[method])
@@ -147,7 +147,7 @@ def make_cell(own: list[Record], alone: list[Record]) -> Cell:
     cell = {"speedup": median(speeds[number] / speeds_alone[number] for number in speeds)}
     stats = add_up(own)
     if stats.steps:  # transformers has none
-        cell["accepted"] = stats.acceptance_rate
+        cell["accepted"] = stats.accepted_per_level
         cell["mat"] = stats.mean_accepted_tokens
         cell["needs"] = cell["mat"] / cell["speedup"]
     return cell

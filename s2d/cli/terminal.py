@@ -94,9 +94,9 @@ def report(generation: Generation, pair: Pair) -> str:
     elif pair.target.dtype != torch.float64:
         kind = f"lossless, up to rounding in {str(pair.target.dtype).removeprefix('torch.')}"
     lines.append(f"method         {plan.method}, {shape_in_words(plan.shape)}, {kind}")
-    if plan.asked.rule == "rejection":
+    if plan.options.rule == "rejection":
         words = "a token is tested by p / q"
-        if plan.asked.temperature == 0:
+        if plan.options.temperature == 0:
             words = "nothing is drawn at temperature 0"
         elif plan.method == "ar":
             words = "nothing is drafted, and nothing is tested"
@@ -123,7 +123,7 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
     """
     tell("timing the target alone and the method in turns, to compare")
     count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
-    options = vars(replace(answer.plan.asked, max_new_tokens=count))
+    options = vars(replace(answer.plan.options, max_new_tokens=count))
     alone = []
     drafted = []
     for _ in range(TURNS):

@@ -32,10 +32,10 @@ class RootsDecoder(Decoder):
         self, target: Llama, drafter: SortedDraft, rule: Rule, context: list[int], plan: Plan
     ) -> None:
         """Raises ValueError for a rule of the caller's own."""
-        if not isinstance(plan.asked.rule, str):
+        if not isinstance(plan.options.rule, str):
             raise ValueError("init='target' goes with rule='noise' or 'rejection'")
         self.roots: list[int] = []  # of the next tree; the first one is the target's choice
-        if plan.asked.rule == "rejection":
+        if plan.options.rule == "rejection":
             rule = LongestPath(rule, plan.shape.width(0))
         super().__init__(target, drafter, rule, context, plan)
 

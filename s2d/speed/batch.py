@@ -58,9 +58,9 @@ def decode_many(
     number = 0  # of the prompt whose turn it is
     while True:
         for index, prompt in islice(numbered, batch - len(active)):
-            asked = replace(plan.asked, seed=plan.asked.seed + index)
+            options = replace(plan.options, seed=plan.options.seed + index)
             try:
-                active[index] = make_decoder(target, prompt, draft, replace(plan, asked=asked))
+                active[index] = make_decoder(target, prompt, draft, replace(plan, options=options))
             except ValueError as error:
                 results[index] = error
         if active:

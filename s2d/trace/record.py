@@ -144,7 +144,7 @@ class Recorder:
         if isinstance(self.rule, (Rejection, SharedNoise)):
             p = self.rule.distribution(step.logits)
         else:
-            p = self.decoder.plan.asked.distribution(step.logits)
+            p = self.decoder.plan.options.distribution(step.logits)
         p = p.cpu()  # (N+1, V)
         nodes = {
             "tokens": tree.tokens,
