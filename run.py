@@ -92,8 +92,8 @@ def refuse_useless(args: Namespace, parser: Parser) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until PyTorch is loaded, Ctrl-C is no traceback
     parse()  # --help and mistakes end the program here, before PyTorch is loaded
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it is loaded, Ctrl-C just ends the program
 
 from dataclasses import fields, replace
 

@@ -130,8 +130,8 @@ class SortedDraft:
             exit_, prediction = chosen
             width = self.plan.shape.width(tree.depth)
             proposal = rule.propose(tree, nodes, prediction.logits, width)
-            proposal = proposal._replace(probs=self.estimate(prediction, proposal))
             check_proposal(proposal, len(nodes), width, self.vocab_size)
+            proposal = proposal._replace(probs=self.estimate(prediction, proposal))
             tree.add_level(nodes, proposal, exit_.exit_layer)
         sent = self.plan.shape.sent(tree.probs)
         check_sent(sent, tree, self.capacity)

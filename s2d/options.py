@@ -113,7 +113,7 @@ class Options:
             exits = tuple(int(each) if isinstance(each, Integral) else each for each in self.exits)
         numbers = [each for each in exits if isinstance(each, int)]
         if not exits or numbers != sorted(set(numbers)):
-            raise ValueError(f"exits must increase, not {numbers}")
+            raise ValueError(f"exits: expected increasing numbers of layers, not {numbers}")
         layers = 0 if config is None else config.num_hidden_layers
         if numbers and not 0 <= numbers[0] <= numbers[-1] <= layers:
             draft = f"the draft has {layers} layers" if layers else "there is no draft model"
@@ -197,7 +197,7 @@ class Options:
         if self.init not in ("draft", "target"):
             raise ValueError(f"init is 'draft' or 'target', not {short(self.init)}")
         if self.tree is not None and self.draft_length is not None:
-            raise ValueError("a tree has its own depth; give tree or draft_length, not both")
+            raise ValueError("tree: expected without draft_length, as a tree has its own depth")
         for name in ("exits", "thresholds"):
             value = getattr(self, name)
             try:
@@ -209,7 +209,7 @@ class Options:
                 raise ValueError(f"exits are numbers of layers or Exits, not {short(each)}")
         for each in self.thresholds or ():
             if not isinstance(each, Real) or not 0 <= each < inf:
-                raise ValueError(f"thresholds are numbers from 0, not {short(each)}")
+                raise ValueError(f"thresholds: expected numbers from 0, not {short(each)}")
 
 
 # The numbers that an option may be: of which kind, from and up to what.

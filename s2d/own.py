@@ -6,6 +6,8 @@ would have to be waited for.
 
 from typing import Any
 
+from torch import Tensor
+
 from .rules import Prediction
 from .tree import GrowingShape, Proposal, Shape, Tree
 
@@ -21,18 +23,23 @@ def check_shape(shape: Shape) -> None:
     if all(is_count(size) for size in sizes):
         sizes += [shape.capacity, *(shape.width(depth) for depth in range(shape.depth))]
     if not all(is_count(size) for size in sizes):
-        raise ValueError(f"a tree has 1 to {MAX_NODES} nodes, which {short(shape)} has not")
+        raise ValueError(f"tree: expected 1 to {MAX_NODES} nodes, not {short(shape)}")
     if isinstance(shape, GrowingShape) and shape.top_k**2 * shape.depth > MAX_GROWN:
-        raise ValueError(f"a growing tree grows to at most {MAX_GROWN} nodes, unlike {shape}")
+        raise ValueError(f"tree: expected to grow to {MAX_GROWN} nodes at most, unlike {shape}")
 
 
 def is_count(number: Any) -> bool:
     return type(number) is int and 1 <= number <= MAX_NODES
 
 
+def are_nodes(nodes: Any) -> bool:
+    """Whether ``nodes`` are a list of plain ints: True and 1.0 would pass for node 1."""
+    return type(nodes) is list and all(type(node) is int for node in nodes)
+
+
 def check_frontier(nodes: list[int], leaves: list[int], room: int) -> None:
     """A shape gives children to some of the leaves, in ascending order, and to ``room`` at most."""
-    if type(nodes) is not list or [leaf for leaf in leaves if leaf in nodes] != nodes:
+    if not are_nodes(nodes) or [leaf for leaf in leaves if leaf in nodes] != nodes:
         raise ValueError(f"a frontier is some of {short(leaves)} in order, not {short(nodes)}")
     if len(nodes) > room:
         raise ValueError("a shape has more nodes than its capacity")
@@ -43,10 +50,10 @@ def check_prediction(prediction: Prediction, rows: int, vocab_size: int) -> None
     if not isinstance(prediction, Prediction):
         raise ValueError(f"an exit returns a Prediction, not {short(prediction)}")
     logits, confidence, _ = prediction
-    shape = tuple(logits.shape)
-    if shape != (rows, vocab_size) or not logits.is_floating_point():
-        expected = f"floats of shape {(rows, vocab_size)}"
-        raise ValueError(f"an exit predicts {expected}, not {shape} in {logits.dtype}")
+    is_right = isinstance(logits, Tensor) and logits.is_floating_point()
+    if not is_right or logits.shape != (rows, vocab_size):
+        found = f"{tuple(logits.shape)} in {logits.dtype}" if is_right else short(logits)
+        raise ValueError(f"an exit predicts floats of shape {(rows, vocab_size)}, not {found}")
     if not isinstance(confidence, (int, float)) or not confidence >= 0:
         words = "damaged weights, or overflow" if confidence != confidence else "a number from 0"
         raise ValueError(f"an exit's confidence is {short(confidence)}: {words}")
@@ -54,7 +61,7 @@ def check_prediction(prediction: Prediction, rows: int, vocab_size: int) -> None
 
 def check_proposal(proposal: Proposal, rows: int, width: int, vocab_size: int) -> None:
     """A rule proposes, for each node, at most ``width`` different tokens, each with an estimate."""
-    tokens, probs, _ = proposal
+    tokens, probs, _ = proposal if isinstance(proposal, Proposal) else Proposal([], [])
     if len(tokens) != rows or [len(row) for row in tokens] != [len(row) for row in probs]:
         raise ValueError(f"a rule proposes tokens and estimates for {rows} nodes, as many of each")
     for row in tokens:
@@ -70,7 +77,7 @@ def check_sent(nodes: list[int], tree: Tree, capacity: int) -> None:
     Children that were drawn are all sent (``rules.Rejection``), and so is the target's own choice.
     """
     count = len(tree.tokens)
-    kept = set(nodes) if type(nodes) is list else set()
+    kept = set(nodes) if are_nodes(nodes) else set()
     ascending = kept and nodes == sorted(kept) and nodes[0] == 0 and nodes[-1] < count
     if not ascending or not all(tree.parents[node] in kept for node in nodes[1:]):
         raise ValueError(f"nodes are sent in their order, with their parents: not {short(nodes)}")
@@ -83,7 +90,7 @@ def check_sent(nodes: list[int], tree: Tree, capacity: int) -> None:
 
 def check_verified(found: tuple[list[int], int], tree: Tree, vocab_size: int) -> None:
     """A rule accepts a path from the root down, and the bonus is a token of the vocabulary."""
-    if type(found) is not tuple or len(found) != 2 or type(found[0]) is not list:
+    if type(found) is not tuple or len(found) != 2 or not are_nodes(found[0]):
         raise ValueError(f"a rule verifies to (accepted nodes, bonus token), not {short(found)}")
     accepted, bonus = found
     parent = 0

@@ -48,7 +48,8 @@ class Shape(Protocol):
     def frontier(self, leaves: list[int], probs: list[float]) -> list[int]:
         """Which of the ``leaves``, the nodes of the last level, get children: in ascending order.
 
-        ``probs`` has, for all nodes, the estimated probability that they are accepted.
+        There are no ``leaves`` if drafting has stopped everywhere. ``probs`` has, for all nodes,
+        the estimated probability that they are accepted.
         """
 
     def sent(self, probs: list[float]) -> list[int]:
@@ -164,8 +165,8 @@ class Tree:
     def add_level(self, nodes: list[int], proposal: Proposal, exit_layer: int | None) -> None:
         """Give R ``nodes`` of the last level the children that an exit proposed: a new level."""
         first = len(self.tokens)
-        for parent, tokens, probs in zip(nodes, proposal.tokens, proposal.probs):
-            for token, prob in zip(tokens, probs):
+        for parent, tokens, probs in zip(nodes, proposal.tokens, proposal.probs, strict=True):
+            for token, prob in zip(tokens, probs, strict=True):
                 self.tokens.append(token)
                 self.parents.append(parent)
                 # By rounding, ``prob`` may be above 1. No child is more probable than its parent.

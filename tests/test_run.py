@@ -213,11 +213,15 @@ MISTAKES = {
     "--method ar --stop 0": "--method ar does not draft",
     "--method ar --paper": "--method ar does not draft",
     "--stop END": "argument --stop: invalid float value: 'END'",
+    "--top-p 0": "run.py: --top-p: expected a number from 1e-06 up to 1, not 0.0",
+    "--thresholds a": "argument --thresholds: expected one, or several with commas",
+    "--tmperature 1": "unrecognized arguments: --tmperature 1; --tmperature: did you mean --temp",
 }
 
 
 @pytest.mark.parametrize("line", MISTAKES)
-def test_a_mistake_gives_one_line_and_exit_code_2(line, capsys):
+def test_a_mistake_gives_one_line_and_exit_code_2(line, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run.py", *line.split()])
     refuses(run.main, capsys, MISTAKES[line], "--target", "7b", *line.split())
 
 

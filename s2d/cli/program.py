@@ -23,9 +23,11 @@ class Parser(argparse.ArgumentParser):
         for word in sys.argv[1:]:
             name = word.partition("=")[0]
             for nearest in get_close_matches(name, known, n=1):
-                if name.startswith("--") and name not in known:
+                is_known = any(option.startswith(name) for option in known)  # or an abbreviation
+                if name.startswith("--") and not is_known:
                     message += f"; {name}: did you mean {nearest}?"
-        self.exit(2, f"{self.prog}: {message}\n")
+        line = "".join(each if each.isprintable() else " " for each in message)
+        self.exit(2, f"{self.prog}: {line}\n")
 
 
 def comma_separated(kind: Callable[[str], Any]) -> Callable[[str], tuple]:
@@ -74,7 +76,7 @@ def named_value(text: str) -> tuple[str, Any]:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
 
 
