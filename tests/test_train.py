@@ -155,7 +155,7 @@ def test_soft_makes_a_draft_whose_thresholds_are_measured(tiny, tmp_path):
     rows = (ids.shape[1] - 1) // 48
     learnt = rows - rows // 20
     assert f"exits (1, 2, 3), thresholds ({first}, {second}, 0.0)" in error
-    assert f"it learnt {48 * learnt} tokens of {learnt} rows, 1 times" in error
+    assert f"steps of 4 rows, from {learnt} rows with {48 * learnt} tokens to learn" in error
     losses = soft_losses(draft, ids[:, :40], ids[:, 1:41], (1, 2, 3)) / 40
     assert (losses < 5.5).all()  # a guess has 6.9
     assert not list(tmp_path.glob("*.checkpoint"))

@@ -60,7 +60,8 @@ def choose_methods(target: str, methods: dict[str, str], args: Namespace) -> dic
     for label, name in {"ar": "ar", **methods}.items():
         options = parse_method(name)
         draft = options.pop("draft", args.draft)
-        options["temperature"] = min(args.temperature)  # a negative one is refused
+        for temperature in args.temperature:
+            Options(temperature=temperature)  # ValueError for what is no temperature
         choices[label] = choose_pair(target, draft, Options(**options))
     return choices
 

@@ -42,7 +42,7 @@ def read_questions(path: Path, limit: int) -> list[Question]:
             taken[group] += 1
             if taken[group] <= limit:
                 questions.append(question | {"group": group})
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} is not in Spec-Bench's question format ({error!r})") from None
     if not questions:
         raise ValueError(f"{path} has no questions")

@@ -20,11 +20,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Name the nearest option as well, where one was typed that there is not."""
         known = re.findall(r"--[a-z][a-z-]+", self.format_help())
-        for word in sys.argv[1:]:
-            name = word.partition("=")[0]
+        typed = message if "unrecognized" in message else ""
+        if "are required" in message:  # a misspelt option is not named then
+            typed = " ".join(sys.argv[1:])
+        for name in re.findall(r"--[a-z][a-z-]+", typed):
+            is_known = any(option.startswith(name) for option in known)  # or an abbreviation
             for nearest in get_close_matches(name, known, n=1):
-                is_known = any(option.startswith(name) for option in known)  # or an abbreviation
-                if name.startswith("--") and not is_known:
+                if not is_known:
                     message += f"; {name}: did you mean {nearest}?"
         line = "".join(each if each.isprintable() else " " for each in message)
         self.exit(2, f"{self.prog}: {line}\n")

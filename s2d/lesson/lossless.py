@@ -104,7 +104,9 @@ def measure(make_rule: Callable[[Draws], Rule], widths: tuple[int, ...]) -> Meas
     """What a step emits under a rule, in a tree with these ``widths``.
 
     ``make_rule(draws)`` makes the rule. All of its random choices have to come from ``draws``, by
-    ``draw``, ``flip``, ``candidates`` and ``uniform``. ``distribution`` above makes p and q.
+    ``draw``, ``flip``, ``candidates`` and ``uniform``, which has V numbers for each level and for
+    the bonus token. ``distribution`` above makes p and q. The first two tokens are compared: of a
+    bonus token after an accepted path, only (1,) and (2,) tell anything.
     """
 
     def step(draws: EveryOutcome) -> list[int]:

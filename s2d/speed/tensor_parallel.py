@@ -82,7 +82,7 @@ def from_rank_0(function: Callable[[], Any]) -> Any:
 
 def own_device(name: str) -> torch.device:
     """The device of this process: the CPU, or a GPU that no other process has."""
-    if name not in ("auto", "cpu", "cuda"):
+    if dist.is_initialized() and name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"under torchrun each process has its own GPU: cuda, not {name!r}")
     device = check_device(name)
     if device.type == "cuda":

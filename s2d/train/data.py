@@ -44,7 +44,7 @@ def read_records(data: str, seed: int) -> Iterable:
             records = json.loads(text)
         else:
             records = [json.loads(line) for line in text.split("\n") if line.strip()]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{data} is not JSON ({error})") from None
     if not records:
         raise ValueError(f"{data} is empty")

@@ -63,7 +63,7 @@ def load_checkpoint(file: Path, model: Divided, optimizer: Optimizer, settings: 
     """
     try:
         about, weights, state = torch.load(file, map_location="cpu", mmap=True)
-    except (RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # what is no checkpoint fails in many ways
         raise ValueError(f"{file} is no checkpoint, or is damaged ({error})") from None
     for name, value in settings.items():
         before = about.get(name)

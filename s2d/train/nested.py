@@ -61,8 +61,10 @@ def train_soft(run: Run, data: str, resume: bool = False, **options: Any) -> Non
         pass  # it says itself how far it is
     thresholds = measure_thresholds(model, held_out, exits)
     save_trained(model, Drafting(exits, thresholds), run, folder.path)
+    steps = len(learnt[0]) * recipe.epochs // recipe.batch
     count = (learnt[1] != -100).sum()
-    tell(f"{run.out}: it learnt {count} tokens of {len(learnt[0])} rows, {recipe.epochs} times")
+    there = f"{len(learnt[0])} rows with {count} tokens to learn"
+    tell(f"{run.out}: {steps} steps of {recipe.batch} rows, from {there}")
     tell(f"exits {exits}, thresholds {thresholds}")
 
 
