@@ -217,7 +217,7 @@ def answer_prompt(args: Namespace, pair: Pair) -> None:
 def answer_lines(lines: list[tuple[int, str]], args: Namespace, pair: Pair) -> int:
     """Answer each of ``lines``, in their order; returns 2 if there is one without an answer."""
     code = 0
-    count = 0
+    written = 0
     began = time.perf_counter()
     prompts = [encode([line], args, pair.tokenizer) for _, line in lines]
     answers = decode_many(pair.target, prompts, pair.draft, pair.plan, args.batch or 8)
@@ -226,14 +226,15 @@ def answer_lines(lines: list[tuple[int, str]], args: Namespace, pair: Pair) -> i
             tell(f"line {number}: {result}")
             code = 2
             continue
-        count += len(result.tokens)
+        written += len(result.tokens)
         if args.json:
             show(as_json(result, args, pair, line=number, prompt=line))
         else:
-            end = "\n(ended by length)" if result.ended in ("length", "context") else ""
+            is_cut = result.ended in ("length", "context")
+            end = f"\n(ended by {result.ended})" if is_cut else ""
             show(f"## {number}: {line}\n\n{result.text(pair.tokenizer)}{end}\n")
     seconds = time.perf_counter() - began
-    tell(f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s")
+    tell(f"{written} tokens in {seconds:.2f} s, {written / seconds:.1f} tokens/s")
     return code
 
 

@@ -56,12 +56,12 @@ def choose_methods(target: str, methods: dict[str, str], args: Namespace) -> dic
     ``args.draft`` is the model that drafts where a name has none. Nothing is loaded yet. Raises
     ValueError or FileNotFoundError for what cannot be run.
     """
+    for temperature in args.temperature:
+        Options(temperature=temperature)  # ValueError for what is no temperature
     choices = {}
     for label, name in {"ar": "ar", **methods}.items():
         options = parse_method(name)
         draft = options.pop("draft", args.draft)
-        for temperature in args.temperature:
-            Options(temperature=temperature)  # ValueError for what is no temperature
         choices[label] = choose_pair(target, draft, Options(**options))
     return choices
 

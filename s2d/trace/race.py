@@ -10,10 +10,10 @@ from statistics import median
 from textwrap import wrap
 
 from ..checkpoint.tokenizer import TextStream
-from ..cli.colors import SHADES, Color, color_exits
+from ..cli.colors import SHADES, Color
 from ..cli.program import name_processor
+from ..cli.terminal import exit_colors
 from ..generation import start
-from ..options import default_drafting
 from ..pair.loading import Pair, load_pair
 from ..stats import Step
 
@@ -41,8 +41,7 @@ def measure(pair: Pair, method: str, rounds: int, tokens: int) -> tuple[list[Ste
 
 def draw_race(pair: Pair, rounds: int = 9, tokens: int = 64) -> str:
     """The picture. Its title says what it shows, for readers who do not see it."""
-    exits = default_drafting(pair.draft.config).exits
-    colors = color_exits(own=exits, used=exits)
+    colors = exit_colors(pair)
     alone = measure(pair, "ar", rounds, tokens)
     s2d = measure(pair, "s2d", rounds, tokens)
     period = HOLD + SLOWER * alone[1][-1]  # seconds
