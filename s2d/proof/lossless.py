@@ -1,36 +1,34 @@
 """What breaks losslessness: rules with one mistake each, and how far they are from the target.
 
-``python -m s2d.proof`` prints the table. A target and a draft are small tables of distributions,
-and whatever a step may draw, accept and reject is enumerated. ``measure`` measures a rule, also
-one of your own.
+``python -m s2d.proof`` prints the table. Target and draft are small tables of distributions, and
+whatever a step may draw, accept and reject is enumerated. ``measure`` measures a rule of your own.
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..checked import CheckedShape
-from ..draft import SortedDraft
 from ..generation import make_rule
 from ..options import decide
 from ..rules import (
     Distribution,
     Prediction,
     Rejection,
+    Rule,
     RuleMaker,
     SharedNoise,
-    best_children,
+    as_proposal,
     residual,
     without,
 )
 from ..sampling import Draws, warp
-from ..stats import Step
 from ..tree import Proposal, Shape, Tree
-from .law import Law, law
+from .law import Outcome, law
 from .models import TableModel, text_law
 
 SHAPES = {"chain 1,1": (1, 1), "tree 2,1": (2, 1)}
@@ -39,28 +37,9 @@ DRAFT = TableModel(5, mixed_with=TARGET)
 
 
 class Measured(NamedTuple):
-    """How a step's text differs from the target's own."""
-
-    distance: float  # total variation distance, of all levels and the bonus token
+    distance: float  # total variation distance of a step's text from the target's own
     accepted: float  # mean number of accepted tokens in a step
     enumerated: bool  # and not integrated, so that the distance is exact
-
-
-class TableExit:
-    """An exit that predicts by a TableModel."""
-
-    exit_layer = 1
-    max_positions = math.inf
-
-    def __init__(self, model: TableModel) -> None:
-        self.model = model
-
-    def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
-        logits = self.model.logits_after(*(tree.path(node) for node in nodes))
-        return Prediction(logits, confidence=1.0)
-
-    def keep(self, step: Step) -> None:
-        pass
 
 
 def measure(
@@ -71,33 +50,38 @@ def measure(
     draft: TableModel = DRAFT,
     points: int = 512,
 ) -> Measured:
-    """What a step emits under a rule, as ``generate`` takes it, and a tree, as it takes it.
+    """What a step emits under a ``rule`` in a ``tree``, both as ``generate`` takes them.
 
     All levels and the bonus token are compared. Where a step emits fewer tokens, the target's own
     follow. Raises ValueError for what ``generate`` would refuse.
     """
-    options = decide(None, exits=[TableExit], tree=tree, rule=rule, temperature=temperature)
+    options = decide(None, tree=tree, rule=rule, temperature=temperature)
     shape = CheckedShape(options.shape)
 
     def step(draws: Draws) -> list[int]:
-        used = make_rule(options, draws)
-        drafter = SortedDraft([TableExit(draft)], (), shape, stop=0.0, eos_token_ids=())
-        tree = drafter.grow(Tree.root([0]), shape.depth, used)
-        paths = [tree.path(node) for node in range(len(tree.tokens))]
-        accepted, bonus = used.verify(tree, target.logits_after(*paths))
-        return [tree.tokens[node] for node in accepted] + [bonus]
+        rule = make_rule(options, draws)
+        tree = Tree.root([0])
+        while tree.depth < shape.depth:
+            nodes = shape.frontier(tree, tree.leaves(least=0.0))
+            if not nodes:
+                break
+            prediction = Prediction(draft.logits_after(*map(tree.path, nodes)), confidence=1.0)
+            widths = [shape.width(tree, node) for node in nodes]
+            proposal = rule.propose(tree, nodes, prediction, widths)
+            tree = tree.add_level(nodes, proposal, exit_layer=1)
+        tree = tree.prune(shape.sent(tree))
+        paths = map(tree.path, range(len(tree.tokens)))
+        accepted, bonus = rule.verify(tree, target.logits_after(*paths))
+        return [*(tree.tokens[node] for node in accepted), bonus]
+
+    def own(text: Outcome) -> Tensor:
+        return options.distribution(target.logits_after(text))[0]
 
     emitted = law(step, points)
     length = shape.depth + 1
-    own = partial(target_law, target, options.distribution, length)
+    distance = text_law(own, length, emitted).distance(text_law(own, length))
     accepted = sum(prob * (len(tokens) - 1) for tokens, prob in emitted.probs.items())
-    return Measured(own(emitted).distance(own()), accepted, emitted.enumerated)
-
-
-def target_law(
-    target: TableModel, distribution: Distribution, length: int, begun: Law | None = None
-) -> Law:
-    return text_law(lambda text: distribution(target.logits_after(text))[0], length, begun)
+    return Measured(distance, accepted, emitted.enumerated)
 
 
 # What is wrong, and where that was seen: in a paper, or in a project's public tracker.
@@ -117,7 +101,7 @@ MISTAKES = {
 
 
 class Mistaken(Rejection):
-    """Rejection sampling with one of the MISTAKES; with none, if ``mistake`` is another word."""
+    """Rejection sampling, written out, with one of the MISTAKES in its place, or with "none"."""
 
     def __init__(self, mistake: str, distribution: Distribution, draws: Draws) -> None:
         super().__init__(distribution, draws)
@@ -126,30 +110,26 @@ class Mistaken(Rejection):
     def propose(
         self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
     ) -> Proposal:
-        logits = prediction.logits
-        q = self.distribution(logits)
-        drawn = super().propose(tree, nodes, prediction, widths)
+        q = self.distribution(prediction.logits)
+        count = min(max(widths), q.shape[1])
+        drawn_from = warp(q.log(), 1.0, top_p=0.6) if self.mistake == "top-p" else q
         if self.mistake == "best":
-            return best_children(q, widths)._replace(q=q.unbind())
+            tokens = q.topk(count).indices
+        else:
+            tokens = self.draws.candidates(drawn_from, count)
+        probs = drawn_from.gather(1, tokens)
+        if self.mistake == "exit" and tree.depth == 0 and probs[0, 0] < 0.3:
+            q = self.distribution(0.5 * prediction.logits)
+            tokens = self.draws.candidates(q, count)
         if self.mistake == "T = 1":
-            return drawn._replace(q=warp(logits, 1.0).unbind())
-        if self.mistake == "top-p":
-            right = Rejection(partial(warp, temperature=1.0, top_p=0.6), self.draws)
-            again = right.propose(tree, nodes, Prediction(q.log(), 1.0), widths)
-            return again._replace(q=q.unbind())
-        if self.mistake == "exit" and min(row[0] for row in drawn.probs) <= 0.3:
-            return super().propose(tree, nodes, Prediction(0.5 * logits, 1.0), widths)
+            q = warp(prediction.logits, temperature=1.0)
         if self.mistake == "not sent":
-            pairs = [list(zip(*row)) for row in zip(drawn.tokens, drawn.probs)]
-            tokens = [[token for token, prob in row if prob > 0.3] for row in pairs]
-            probs = [[prob for prob in row if prob > 0.3] for row in drawn.probs]
-            return Proposal(tokens, probs, drawn.q)
-        return drawn
+            probs = probs.where(probs > 0.3, 0.0)
+        return as_proposal(tokens, probs, widths)._replace(q=q.unbind())
 
     def test_children(
         self, children: list[int], tokens: Sequence[int], p: Tensor, q: Tensor
     ) -> tuple[int | None, Tensor]:
-        """``Rejection.test_children``, written out, with the mistakes in their places."""
         if self.mistake == "order":
             children = sorted(children, key=lambda child: -(p / q)[tokens[child]].item())
         left = p
@@ -162,58 +142,53 @@ class Mistaken(Rejection):
                 # The number that drew the token is between two sums of q, and passes below p / q.
                 chance = (chance - q[:token].sum()) / q[token]
             if self.mistake == "typical":
-                chance = (p[token] > 0.3 * torch.exp(-torch.special.entr(p).sum())).double()
+                chance = 1.0 * (p[token] > 0.3 * torch.exp(-torch.special.entr(p).sum()))
             if self.draws.flip(chance.item()):
                 return child, left
-            left = residual(left, q)
+            if self.mistake not in ("bonus", "typical"):
+                left = residual(left, q)
             if self.mistake != "q kept":
                 q = without(q, token)
-        return None, p if self.mistake in ("bonus", "typical") else left
+        return None, left
 
 
 class BlockVerification(Rejection):
     """Block verification of a chain (Sun et al. 2024, arXiv 2403.10444, algorithm 2).
 
-    The longest part is kept of which the test succeeds, also where a shorter part has failed. With
-    ``forgets``, the weight of what is before a token is forgotten, which is wrong.
+    The longest part whose test succeeds is accepted, also where a shorter part has failed. With
+    ``forgets``, the weight of the tokens before does not count: that is a mistake.
     """
 
     def __init__(self, distribution: Distribution, draws: Draws, forgets: bool = False) -> None:
         super().__init__(distribution, draws)
         self.forgets = forgets
 
-    def propose(
-        self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
-    ) -> Proposal:
-        return super().propose(tree, nodes, prediction, widths=[1] * len(nodes))
-
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
         p = self.distribution(logits)  # (N+1, V)
         left = residual(p[0], tree.q[0])
         weight = torch.ones(())
+        path = [0]  # in a tree, of first children
         accepted = 0
-        for node, token in enumerate(tree.tokens[1:], start=1):
-            if self.forgets:
-                weight = torch.ones(())
-            weight = (weight * p[node - 1, token] / tree.q[node - 1][token]).clamp(max=1.0)
-            rest, chance = p[node], weight
-            if node in tree.q:  # there is another token after it
-                rest = (weight * p[node] - tree.q[node]).clamp(min=0.0)
-                chance = rest.sum() / (rest.sum() + 1 - weight)
+        while children := tree.children(path[-1]):
+            q = tree.q[path[-1]]
+            token = tree.tokens[children[0]]
+            before = 1.0 if self.forgets else weight
+            weight = (before * p[path[-1], token] / q[token]).clamp(max=1.0)
+            path.append(children[0])
+            chance = weight
+            rest = p[path[-1]]
+            if path[-1] in tree.q:  # another token follows
+                rest = (weight * rest - tree.q[path[-1]]).clamp(min=0.0)
+                chance = rest.sum() / (rest.sum() + 1.0 - weight)
             if self.draws.flip(chance.item()):
-                accepted, left = node, rest
-        return list(range(1, accepted + 1)), self.draws.draw(left[None]).item()
+                accepted, left = len(path), rest
+        return path[1:accepted], self.draws.draw(left[None]).item()
 
 
-class OneRow(SharedNoise):
-    """Noise that is one row for all positions."""
-
-    def __init__(self, distribution: Distribution, draws: Draws) -> None:
-        super().__init__(distribution, self)
-        self.all = draws
-
-    def noise(self, positions: list[int], like: Tensor) -> Tensor:
-        return self.all.noise([0] * len(positions), like)
+def one_row(distribution: Distribution, draws: Draws) -> Rule:
+    """Shared noise that is one row for all positions."""
+    row = lambda positions, like: draws.noise([0] * len(positions), like)  # noqa: E731
+    return SharedNoise(distribution, SimpleNamespace(noise=row))
 
 
 RULES: dict[str, RuleMaker] = {
@@ -225,7 +200,7 @@ RULES: dict[str, RuleMaker] = {
     "right: shared noise (2408.07978)": SharedNoise,
     **{f"wrong: {title}": partial(Mistaken, mistake) for mistake, title in MISTAKES.items()},
     "wrong: block verification that forgets its weight": partial(BlockVerification, forgets=True),
-    "wrong: one row of noise for all positions": OneRow,
+    "wrong: one row of noise for all positions": one_row,
 }
 
 
@@ -238,7 +213,7 @@ def show(measured: Measured) -> str:
 
 
 def print_table() -> None:
-    """Print the distance and the accepted tokens of all RULES."""
+    """The distance and the accepted tokens of all RULES."""
     print("Distance of a step's text from the target's own / accepted tokens in a step.\n")
     print(f"| rule | {' | '.join(SHAPES)} |\n|---|---|---|")
     for name, rule in RULES.items():
