@@ -12,7 +12,6 @@ and the text stays the target's own.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -132,4 +131,4 @@ def below(tree: Tree, nodes: list[int]) -> Tree:
     """The ``nodes`` alone, which are a child of the root and all below it: it becomes the root."""
     part = tree.prune(nodes)
     depths = tuple(depth - 1 for depth in part.depths)
-    return replace(part, context=(*tree.context, part.tokens[0]), depths=depths)
+    return part._replace(context=(*tree.context, part.tokens[0]), depths=depths)
