@@ -33,9 +33,8 @@ def has(value: Any, kind: str, *names: str) -> Any:
 def whole(number: Any, what: str, low: int, high: float) -> int:
     """The ``number``, if it is a plain int from ``low`` to ``high``."""
     if type(number) is not int or not low <= number <= high:
-        raise ValueError(
-            f"{what}: expected a whole number from {low} to {high}, not {short(number)}"
-        )
+        expected = f"expected a whole number from {low} to {high}"
+        raise ValueError(f"{what}: {expected}, not {short(number)}")
     return number
 
 
@@ -51,13 +50,12 @@ class CheckedExit:
         self.exit = has(exit_, "an exit", "exit_layer", "max_positions", "predict", "keep")
         self.vocab_size = vocab_size
         self.exit_layer = whole(exit_.exit_layer, "an exit's number", 0, inf)
-        self.max_positions = exit_.max_positions
-        if not isinstance(self.max_positions, int | float):
-            raise ValueError(
-                f"an exit's max_positions is a number, not {short(self.max_positions)}"
-            )
+        self.max_positions = size = exit_.max_positions
+        if not isinstance(size, int | float):
+            raise ValueError(f"an exit's max_positions is a number, not {short(size)}")
 
     def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
+        tree = tree._replace(context=list(tree.context))  # a copy to work with
         prediction = self.exit.predict(tree, list(nodes))
         if not isinstance(prediction, Prediction):
             raise ValueError(f"an exit returns a Prediction, not {short(prediction)}")
@@ -121,9 +119,7 @@ class CheckedRule:
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
         found = self.rule.verify(tree, logits.clone())
         if type(found) is not tuple or len(found) != 2 or not are_nodes(found[0]):
-            raise ValueError(
-                f"a rule verifies to (accepted nodes, bonus token), not {short(found)}"
-            )
+            raise ValueError(f"a rule verifies to (accepted nodes, bonus), not {short(found)}")
         accepted, bonus = found
         parent = 0
         for node in accepted:

@@ -50,8 +50,9 @@ class Decoder:
         self.limit = min(len(context) + options.max_new_tokens, size)
         self.ended = ""  # why the answer has ended, see ``Generation``
         self.stats = Stats([each.exit_layer for each in drafter.exits])
-        # Tells of each token but EOS whether the answer ends with it.
-        self.is_last = options.stop_at.begin() if options.stop_at is not None else never
+        stop_at = options.stop_at
+        # Is called with each token of the answer but EOS; says whether the answer ends with it.
+        self.is_last = (lambda token: False) if stop_at is None else stop_at.begin()
         self.cache = target.new_cache(capacity=self.limit)
         # The target's hidden states of a long prompt, which is read before the first tree.
         self.hidden_before = target.model.norm.weight.new_empty((0, target.config.hidden_size))
@@ -170,8 +171,3 @@ class Decoder:
             exact=self.rule.exact,
             prompt_length=self.prompt_length,
         )
-
-
-def never(token: int) -> bool:
-    """Where nothing but EOS ends an answer."""
-    return False

@@ -126,7 +126,7 @@ class LayerExit:
 
 
 class SortedDraft:
-    """A draft of sorted ``exits``, the cheapest first, for a target with these ``eos_token_ids``."""
+    """A draft of sorted ``exits``, the cheapest first; ``eos_token_ids`` are the target's."""
 
     def __init__(self, exits: list[Exit], options: Options, eos_token_ids: Sequence[int]) -> None:
         self.exits = exits
