@@ -53,7 +53,7 @@ class Decoder:
         stop_at = options.stop_at
         # Is called with each token of the answer but EOS; says whether the answer ends with it.
         self.is_last = (lambda token: False) if stop_at is None else stop_at.begin()
-        self.cache = target.new_cache(capacity=self.limit)
+        self.cache = target.new_cache()
         # The target's hidden states of a long prompt, which is read before the first tree.
         self.hidden_before = target.model.norm.weight.new_empty((0, target.config.hidden_size))
         self.steps = self.decode()

@@ -111,7 +111,7 @@ class LayerExit:
             hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
         )
         if end > self.hidden.shape[1]:
-            self.hidden = enlarge(self.hidden, capacity=end * 5 // 4, filled=start)
+            self.hidden = enlarge(self.hidden, end, start)
         self.hidden[:, start:end] = hidden
 
     def keep(self, step: Step) -> None:
@@ -132,11 +132,7 @@ class SortedDraft:
         self.exits = exits
         self.options = options
         self.eos_token_ids = eos_token_ids
-
-    @property
-    def max_positions(self) -> float:
-        """The length of the longest text that all exits can read."""
-        return min((each.max_positions for each in self.exits), default=math.inf)
+        self.max_positions = min((each.max_positions for each in exits), default=math.inf)
 
     def grow(self, tree: Tree, depth: int, rule: Rule) -> Tree:
         """Add levels to ``tree`` down to ``depth``; returns what the shape sends of it."""
