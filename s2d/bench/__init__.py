@@ -4,13 +4,12 @@
 """
 
 from importlib import import_module
-from typing import Any
 
 PUBLIC = {"Comparison": "tables", "compare": "measure"}  # as in s2d/__init__.py
 __all__ = list(PUBLIC)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
