@@ -2,7 +2,8 @@
 
 import json
 import random
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,16 @@ from ..checkpoint.files import read_text
 from ..checkpoint.notices import progress, tell
 from ..checkpoint.tokenizer import Messages, Tokenizer
 from .corpus import GROUPS, conversations
+from .fsdp import count_ranks
 
 # Groups that need what the prompt says come more often: that takes a model longest to learn.
 MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
 # The names of those who speak in a record -> what chat templates call them. Others are refused.
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
 ROLES |= {"human": "user", "gpt": "assistant"}  # ShareGPT's
+# What a record may have beside its messages, and a template may write. Without a template that
+# does, the record is passed over, as its text would be another one.
+BESIDE = ("tools", "documents", "functions", "images", "videos", "audios")
 
 Pair = tuple[list[int], list[int]]  # the ids of what is only read, and those of what is learnt
 Rows = tuple[Tensor, Tensor]  # tokens and labels, (R, T) each
@@ -39,13 +44,17 @@ def read_records(data: str, seed: int) -> Iterable:
     text = read_text(Path(data))
     if data.endswith(".txt"):
         return [text]
+    text = text.strip()
     try:
-        if text.lstrip().startswith("["):
-            records = json.loads(text)
+        if text.startswith("["):
+            records, end = json.JSONDecoder().raw_decode(text)
+            if text[end:]:
+                raise ValueError("it begins with a list, and has more after it")
         else:
             records = [json.loads(line) for line in text.split("\n") if line.strip()]
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{data} is not JSON ({error})") from None
+        expected = "neither one JSON list nor one JSON object in each line"
+        raise ValueError(f"{data} is {expected}: {error}") from None
     if not records:
         raise ValueError(f"{data} is empty")
     random.Random(seed).shuffle(records)
@@ -74,53 +83,84 @@ def read_dialogue(record: Any) -> list[Message]:
     return dialogue
 
 
-def read_dialogues(data: str, records: Iterable, tokenizer: Tokenizer) -> Iterator[list[Pair]]:
-    """Yield the rounds of each dialogue among the ``records`` of ``data``.
+def read_options(record: dict[str, Any]) -> dict[str, Any]:
+    """The options that a record gives to the chat template."""
+    options = record.get("chat_template_kwargs") or {}
+    if not isinstance(options, dict):
+        raise ValueError(f"chat_template_kwargs are no options: {options!r:.40}")
+    return options | {name: record[name] for name in BESIDE if record.get(name)}
+
+
+def read_dialogues(
+    data: str, records: Iterable, tokenizer: Tokenizer, ends: Sequence[str] = ()
+) -> Iterator[list[Pair]]:
+    """Yield the rounds of each dialogue among the ``records`` of ``data``; see ``as_rounds``.
 
     What is no dialogue, or cannot be written in the chat format, is passed over. How much that was
     is told at the end, or when this iterator is closed. Raises ValueError if that is everything.
     """
     found = 0
+    unlearnt = 0  # answers
     reasons = []
     try:
         for record in progress(records, f"reading {data}: dialogues"):
             try:
-                rounds = list(as_rounds(tokenizer, read_dialogue(record)))
+                dialogue = read_dialogue(record)
+                rounds = list(as_rounds(tokenizer, dialogue, ends, read_options(record)))
             except ValueError as error:
                 reasons.append(error)
                 continue
             found += 1
+            unlearnt += sum(each.get("weight") == 0 for each in dialogue)
             yield rounds
         if not found:
             raise ValueError(f"{data} has no dialogue that can be learnt: {reasons[0]}")
     finally:
         if found and reasons:
             tell(f"{data}: {len(reasons)} records are passed over; of the first, {reasons[0]}")
+        if unlearnt:
+            tell(f"{data}: {unlearnt} messages of weight 0 are read, and not learnt as answers")
 
 
-def as_rounds(tokenizer: Tokenizer, messages: Messages) -> Iterator[Pair]:
-    """Yield (ids of the prompt, ids of the answer up to its EOS) of each answer.
+def as_rounds(
+    tokenizer: Tokenizer,
+    messages: Messages,
+    ends: Sequence[str] = (),
+    options: dict[str, Any] | None = None,
+) -> Iterator[Pair]:
+    """Yield (ids of the prompt, ids of the answer up to its end) of each answer that is learnt.
 
     The prompt is what a model is given, and the answer what it has to write then. A prompt is only
-    what follows the round before it, or whole if that round is encoded otherwise in it. Raises
-    ValueError if there is no answer, if one follows no question, or if one does not stand right
-    after its prompt, as by templates that leave out what the assistant thought.
+    what follows the round before it, or whole if that round is encoded otherwise in it. An answer
+    of ``"weight": 0`` is a part of the next prompt.
+
+    Args:
+        ends: an answer ends with the first of these texts, by default the tokenizer's EOS.
+        options: of the chat template.
+
+    Raises ValueError if there is no answer, if one follows no question, or if one does not stand
+    right after its prompt, as by templates that leave out what the assistant thought.
     """
     dialogue = as_dialogue(messages)
-    render = tokenizer.chat_format.render
+    if options and not tokenizer.chat_format.is_template:
+        raise ValueError(f"the prompt format, {tokenizer.chat_format.name}, writes no {[*options]}")
+    render = partial(tokenizer.chat_format.render, **(options or {}))
     done: list[int] = []  # the ids of the rounds so far
     for turn, message in enumerate(dialogue):
         if message["role"] != "assistant":
             continue
         if turn == 0 or dialogue[turn - 1]["role"] not in ("user", "tool"):
             raise ValueError("an answer follows no question")
+        if message.get("weight") not in (None, 0, 1):
+            raise ValueError(f"the weight {message['weight']!r:.20} is neither 0 nor 1")
+        if message.get("weight") == 0:
+            continue
         content = message["content"].strip()
         asked = render(dialogue[:turn])
         answered = render(dialogue[: turn + 1])
         answer = answered.removeprefix(asked)
-        if tokenizer.eos:
-            said, end, _ = answer.partition(tokenizer.eos)
-            answer = said + end
+        found = [end for end in ends or [tokenizer.eos] if end and end in answer]
+        answer = answer[: min((answer.index(end) + len(end) for end in found), default=None)]
         if not answered.startswith(asked) or not content or content not in answer:
             raise ValueError("an answer is empty, or not written whole after its prompt")
         prompt = tokenizer.encode_rendered(asked)
@@ -131,22 +171,26 @@ def as_rounds(tokenizer: Tokenizer, messages: Messages) -> Iterator[Pair]:
         yield new, whole[len(prompt) :]
         done = whole
     if not done:
-        raise ValueError("there is no answer")
+        raise ValueError("there is no answer to learn")
 
 
 def read_pairs(
-    data: str, records: Iterable, tokenizer: Tokenizer, answers_only: bool
+    data: str,
+    records: Iterable,
+    tokenizer: Tokenizer,
+    answers_only: bool = True,
+    ends: Sequence[str] = (),
 ) -> Generator[Pair, None, None]:
     """Yield what is only read, and what is learnt after it, of the ``records`` of ``data``.
 
-    In dialogues the answers are learnt or, without ``answers_only``, everything. In a file of plain
-    text every token is learnt.
+    In dialogues the answers are learnt up to one of ``ends`` (see ``as_rounds``) or, without
+    ``answers_only``, everything. In a file of plain text every token is learnt.
     """
     if data.endswith(".txt"):
         for text in records:
             yield [], tokenizer.encode(text)
         return
-    for prompt, answer in chain.from_iterable(read_dialogues(data, records, tokenizer)):
+    for prompt, answer in chain.from_iterable(read_dialogues(data, records, tokenizer, ends)):
         yield (prompt, answer) if answers_only else ([], prompt + answer)
 
 
@@ -184,10 +228,22 @@ def make_rows(
     count = None
     if millions is not None:
         count = max(1, round(millions * 1e6 / (batch * length))) * batch
-    rows = list(islice(divide(pairs, length), count))
+    total = 0
+
+    def counted() -> Iterator[Pair]:
+        nonlocal total
+        for read, said in pairs:
+            total += len(read) + len(said)
+            yield read, said
+
+    rows = list(islice(divide(counted(), length), count))
     there = f"there are {len(rows)} rows of {length} tokens"
     if len(rows) < batch:
-        raise ValueError(f"{there}; a batch needs {batch}")
+        fits = f"--batch {len(rows) // count_ranks() * count_ranks()}"
+        if len(rows) < count_ranks():
+            shorter = max(1, min(length, total) // (2 * count_ranks()))
+            fits = f"--batch {count_ranks()} --length {shorter}"
+        raise ValueError(f"{there}, and a batch has {batch}; give more text, or {fits}")
     tokens = torch.stack([row for row, _ in rows])
     labels = torch.stack([row for _, row in rows])
     if count is not None and len(rows) < count:
