@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +83,6 @@ def read_dialogue(record: Any) -> list[Message]:
     return dialogue
 
 
-def read_options(record: dict[str, Any]) -> dict[str, Any]:
-    """The options that a record gives to the chat template."""
-    options = record.get("chat_template_kwargs") or {}
-    if not isinstance(options, dict):
-        raise ValueError(f"chat_template_kwargs are no options: {options!r:.40}")
-    return options | {name: record[name] for name in BESIDE if record.get(name)}
-
-
 def read_dialogues(
     data: str, records: Iterable, tokenizer: Tokenizer, ends: Sequence[str] = ()
 ) -> Iterator[list[Pair]]:
@@ -100,14 +92,16 @@ def read_dialogues(
     is told at the end, or when this iterator is closed. Raises ValueError if that is everything.
     """
     found = 0
-    unlearnt = 0  # answers
+    unlearnt = 0
     reasons = []
     try:
         for record in progress(records, f"reading {data}: dialogues"):
             try:
                 dialogue = read_dialogue(record)
-                rounds = list(as_rounds(tokenizer, dialogue, ends, read_options(record)))
-            except ValueError as error:
+                options = {name: record[name] for name in BESIDE if record.get(name)}
+                options |= record.get("chat_template_kwargs") or {}
+                rounds = list(as_rounds(tokenizer, dialogue, ends, options))
+            except (ValueError, TypeError) as error:
                 reasons.append(error)
                 continue
             found += 1
@@ -130,31 +124,27 @@ def as_rounds(
 ) -> Iterator[Pair]:
     """Yield (ids of the prompt, ids of the answer up to its end) of each answer that is learnt.
 
-    The prompt is what a model is given, and the answer what it has to write then. A prompt is only
-    what follows the round before it, or whole if that round is encoded otherwise in it. An answer
-    of ``"weight": 0`` is a part of the next prompt.
-
-    Args:
-        ends: an answer ends with the first of these texts, by default the tokenizer's EOS.
-        options: of the chat template.
-
-    Raises ValueError if there is no answer, if one follows no question, or if one does not stand
-    right after its prompt, as by templates that leave out what the assistant thought.
+    The prompt is what a model is given, and the answer what it has to write then, up to the first
+    of ``ends``, by default the tokenizer's EOS. A prompt is only what follows the round before it,
+    or whole if that round is encoded otherwise in it. An answer of weight 0 is a part of the next
+    prompt. ``options`` are the chat template's. Raises ValueError if there is no answer, if one
+    follows no question, or if one does not stand right after its prompt, as by templates that
+    leave out what the assistant thought.
     """
     dialogue = as_dialogue(messages)
-    if options and not tokenizer.chat_format.is_template:
-        raise ValueError(f"the prompt format, {tokenizer.chat_format.name}, writes no {[*options]}")
-    render = partial(tokenizer.chat_format.render, **(options or {}))
+    chat = tokenizer.chat_format
+    if options and not chat.is_template:
+        raise ValueError(f"the prompt format is {chat.name}; it writes no {', '.join(options)}")
+    render = partial(chat.render, **(options or {}))
     done: list[int] = []  # the ids of the rounds so far
     for turn, message in enumerate(dialogue):
-        if message["role"] != "assistant":
+        weight = message.get("weight")
+        if message["role"] != "assistant" or weight == 0:
             continue
+        if weight not in (None, 1):
+            raise ValueError(f"the weight {weight!r:.20} of an answer is neither 0 nor 1")
         if turn == 0 or dialogue[turn - 1]["role"] not in ("user", "tool"):
             raise ValueError("an answer follows no question")
-        if message.get("weight") not in (None, 0, 1):
-            raise ValueError(f"the weight {message['weight']!r:.20} is neither 0 nor 1")
-        if message.get("weight") == 0:
-            continue
         content = message["content"].strip()
         asked = render(dialogue[:turn])
         answered = render(dialogue[: turn + 1])
@@ -183,8 +173,8 @@ def read_pairs(
 ) -> Generator[Pair, None, None]:
     """Yield what is only read, and what is learnt after it, of the ``records`` of ``data``.
 
-    In dialogues the answers are learnt up to one of ``ends`` (see ``as_rounds``) or, without
-    ``answers_only``, everything. In a file of plain text every token is learnt.
+    In dialogues the answers are learnt or, without ``answers_only``, everything. In a file of plain
+    text every token is learnt.
     """
     if data.endswith(".txt"):
         for text in records:
@@ -194,59 +184,45 @@ def read_pairs(
         yield (prompt, answer) if answers_only else ([], prompt + answer)
 
 
-def divide(pairs: Iterable[Pair], length: int) -> Iterator[Rows]:
-    """Pairs end to end, in rows: yield (tokens, labels), (length,) each.
+def make_rows(
+    pairs: Iterable[Pair], batch: int, length: int, millions: float | None = None
+) -> Rows:
+    """Pairs end to end, in rows: all, or whole batches of about so many ``millions`` of tokens.
 
     Labels are the tokens that follow, -100 where they are only read. Rows that have none are left
     out. An example with rows of 3: the pairs ([1, 2], [3, 4]) and ([5], [6, 7]) give
 
         tokens     1  2  3       4  5  6
         labels  -100  3  4    -100  6  7
-    """
-    ids: list[int] = []
-    learnt: list[int] = []
-    for read, said in pairs:
-        ids += read + said
-        learnt += [-100] * len(read) + said
-        ends = range(length, len(ids), length)  # one more token has to be there: the last label
-        for end in ends:
-            tokens = torch.tensor(ids[end - length : end], dtype=torch.int32)
-            labels = torch.tensor(learnt[end - length + 1 : end + 1], dtype=torch.int32)
-            if labels.max() != -100:
-                yield tokens, labels
-        del ids[: len(ends) * length]
-        del learnt[: len(ends) * length]
 
-
-def make_rows(
-    pairs: Iterable[Pair], batch: int, length: int, millions: float | None = None
-) -> Rows:
-    """Rows of ``pairs``: all, or whole batches of about so many ``millions`` of tokens.
-
-    A notice says if there are fewer. Raises ValueError if they do not fill a batch.
+    Raises ValueError if the rows do not fill a batch.
     """
     count = None
     if millions is not None:
         count = max(1, round(millions * 1e6 / (batch * length))) * batch
+    rows: list[Tensor] = []
+    ids: list[int] = []  # those that are in no row yet
+    learnt: list[int] = []
     total = 0
-
-    def counted() -> Iterator[Pair]:
-        nonlocal total
-        for read, said in pairs:
-            total += len(read) + len(said)
-            yield read, said
-
-    rows = list(islice(divide(counted(), length), count))
-    there = f"there are {len(rows)} rows of {length} tokens"
+    for read, said in pairs:
+        ids += read + said
+        learnt += [-100] * len(read) + said
+        total += len(read) + len(said)
+        ends = range(length, len(ids), length)  # one more token has to be there: the last label
+        for end in ends:
+            both = ids[end - length : end], learnt[end - length + 1 : end + 1]
+            row = torch.tensor(both, dtype=torch.int32)  # (2, T)
+            if row[1].max() != -100:
+                rows.append(row)
+        del ids[: len(ends) * length], learnt[: len(ends) * length]
+        if count is not None and len(rows) >= count:
+            break
     if len(rows) < batch:
-        fits = f"--batch {len(rows) // count_ranks() * count_ranks()}"
-        if len(rows) < count_ranks():
-            shorter = max(1, min(length, total) // (2 * count_ranks()))
-            fits = f"--batch {count_ranks()} --length {shorter}"
+        ranks = count_ranks()
+        fits = f"--batch {len(rows) // ranks * ranks}"
+        if len(rows) < ranks:
+            fits = f"--batch {ranks} --length {max(1, min(length, total) // (2 * ranks))}"
+        there = f"there are {len(rows)} rows of {length} tokens"
         raise ValueError(f"{there}, and a batch has {batch}; give more text, or {fits}")
-    tokens = torch.stack([row for row, _ in rows])
-    labels = torch.stack([row for _, row in rows])
-    if count is not None and len(rows) < count:
-        learnt = (labels != -100).sum()
-        tell(f"{there}, and {learnt} tokens to learn; --millions {millions} asks for {count} rows")
+    tokens, labels = torch.stack(rows[:count], dim=1)  # (R, T) each
     return tokens, labels

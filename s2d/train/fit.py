@@ -4,8 +4,8 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -17,23 +17,34 @@ from torch.optim import AdamW, Optimizer
 from ..checkpoint import is_fast
 from ..checkpoint.files import staged
 from ..checkpoint.notices import PROGRESS_SECONDS, tell
-from ..model import Llama
 from ..soft import soft_losses
 from ..speed.tensor_parallel import from_rank_0
 from .data import Rows
 from .fsdp import Divided, count_ranks, load_checkpoint, save_checkpoint
 
 CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
-# (model, tokens (B, T), labels (B, T), exits) -> losses (E,), summed over the labelled tokens
-Loss = Callable[[Llama, Tensor, Tensor, Sequence[int]], Tensor]
-# (number of the step, steps, peak) -> the step's learning rate
-Schedule = Callable[[int, int, float], float]
-# (what has the parameters, weight decay) -> an optimizer
-MakeOptimizer = Callable[[nn.Module, float], Optimizer]
+
+
+def make_adamw(model: nn.Module, weight_decay: float) -> Optimizer:
+    """AdamW, which lets matrices alone decay."""
+    groups = []
+    for is_matrix, decay in ((True, weight_decay), (False, 0.0)):
+        parameters = [each for each in model.parameters() if (each.dim() == 2) == is_matrix]
+        groups.append({"params": parameters, "weight_decay": decay})
+    return AdamW(groups, betas=(0.9, 0.95), fused=True)
+
+
+def warm_up_and_cosine(step: int, steps: int, peak: float) -> float:
+    """The learning rate rises for the first 4 % of the steps, then falls to a twentieth."""
+    rising = min(1.0, (step + 1) / max(1, round(0.04 * steps)))
+    falling = 0.5 * (1 + math.cos(math.pi * step / steps))
+    return peak * rising * (0.05 + 0.95 * falling)
 
 
 @dataclass(frozen=True)
 class Recipe:
+    """All that decides what a training makes of its rows, but for the seed."""
+
     batch: int  # rows per step, over all processes
     micro_batch: int  # rows that go through the model at once
     length: int  # tokens per row
@@ -48,6 +59,10 @@ class Recipe:
     all_text: bool = False
     teacher: str | None = None
     align: float | None = None
+    # (model, tokens (B, T), labels (B, T), exits) -> losses (E,), summed over the labelled tokens
+    loss: Callable[..., Tensor] = soft_losses
+    schedule: Callable[[int, int, float], float] = warm_up_and_cosine  # (step, steps, lr) -> rate
+    make_optimizer: Callable[[nn.Module, float], Optimizer] = make_adamw  # (…, weight_decay)
 
 
 @dataclass(frozen=True)
@@ -67,39 +82,15 @@ class Run:
         return self.out.with_name(f"{self.out.name}.losses.jsonl")
 
 
-def make_adamw(model: nn.Module, weight_decay: float) -> Optimizer:
-    """AdamW, which lets matrices alone decay."""
-    groups = []
-    for is_matrix, decay in ((True, weight_decay), (False, 0.0)):
-        parameters = [each for each in model.parameters() if (each.dim() == 2) == is_matrix]
-        groups.append({"params": parameters, "weight_decay": decay})
-    return AdamW(groups, betas=(0.9, 0.95), fused=True)
-
-
-def warm_up_and_cosine(step: int, steps: int, peak: float) -> float:
-    """The learning rate rises for the first 4 % of the steps, then falls to a twentieth."""
-    rising = min(1.0, (step + 1) / max(1, round(0.04 * steps)))
-    falling = 0.5 * (1 + math.cos(math.pi * step / steps))
-    return peak * rising * (0.05 + 0.95 * falling)
-
-
-def fit(
-    model: Divided,
-    rows: Rows,
-    recipe: Recipe,
-    run: Run,
-    loss: Loss = soft_losses,
-    schedule: Schedule = warm_up_and_cosine,
-    make_optimizer: MakeOptimizer = make_adamw,
-) -> Iterator[Tensor]:
+def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor]:
     """Train ``model`` in place, all exits together; yields the losses (E,) of each step.
 
     An exit's loss is the mean over all labelled tokens of a step, however they are divided among
     micro-batches and processes. The loss that is minimised is the mean of the exits' losses by
     ``recipe.weights``; those that are yielded, and written to ``run.losses`` after the last step,
     are not weighed. A training goes on from its checkpoint if that is there, and has the losses
-    and weights of an uninterrupted one. Raises ValueError if the checkpoint is another training's
-    (functions are known by their names), and if a loss is not finite.
+    and weights of an uninterrupted one. Raises ValueError if a loss is not finite, or if the
+    checkpoint is another training's. There, functions are known by their names.
     """
     tokens, labels = rows
     exits = recipe.exits
@@ -109,21 +100,21 @@ def fit(
     bf16 = is_fast(torch.bfloat16, device)  # for matmuls; all else stays float32
     weights = torch.tensor(recipe.weights or (1.0,) * len(exits), device=device)  # (E,)
     weights /= weights.mean()
-    optimizer = make_optimizer(model, recipe.weight_decay)
+    optimizer = recipe.make_optimizer(model, recipe.weight_decay)
     steps = len(tokens) * recipe.epochs // recipe.batch
     # All that decides what the losses are. The size of micro-batches only changes the rounding.
-    settings = asdict(replace(recipe, micro_batch=1)) | {"seed": run.seed}
+    settings = vars(replace(recipe, micro_batch=1)) | {"seed": run.seed}
     settings["content of the data"] = zlib.crc32(tokens.numpy())
-    functions = {"loss": loss, "schedule": schedule, "optimizer": make_optimizer}
-    for name, function in functions.items():
-        settings[name] = getattr(function, "__qualname__", type(function).__qualname__)
+    for name, value in settings.items():
+        if callable(value):
+            settings[name] = getattr(value, "__qualname__", type(value).__qualname__)
     log: list[dict] = []
     if run.unfinished.exists():
         log = load_checkpoint(run.unfinished, model, optimizer, settings)["log"]
     batches = islice(order_rows(len(tokens), recipe.batch, run.seed), len(log), None)
     told = saved = time.monotonic()
     for step, batch in zip(range(len(log), steps), batches):
-        lr = schedule(step, steps, recipe.lr)
+        lr = recipe.schedule(step, steps, recipe.lr)
         for group in optimizer.param_groups:
             group["lr"] = lr
         count = (labels[batch] != -100).sum().item()
@@ -131,7 +122,7 @@ def fit(
         for part in batch[rank::ranks].split(recipe.micro_batch):
             inputs = tokens[part].to(device), labels[part].to(device), exits
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                own = model(loss, *inputs) / max(1, count)  # (E,)
+                own = model(recipe.loss, *inputs) / max(1, count)  # (E,)
             ((own * weights).mean() * ranks).backward()  # gradients are averaged over processes
             losses += own.detach()
         if ranks > 1:

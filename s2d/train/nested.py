@@ -10,15 +10,14 @@ from typing import Any
 import torch
 
 from ..checkpoint import empty_model, load_model, save_model
-from ..checkpoint.config import ModelFolder, default_thresholds, read_folder
+from ..checkpoint.config import default_thresholds, read_folder
 from ..checkpoint.files import refuse_existing
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Drafting
 from ..pair.names import find_target
-from ..soft import soft_losses
 from .data import make_rows, read_pairs, read_records
-from .fit import Loss, MakeOptimizer, Recipe, Run, Schedule, fit, make_adamw, warm_up_and_cosine
+from .fit import Recipe, Run, fit
 from .fsdp import Divided, count_ranks
 from .teacher import load_teacher
 from .thresholds import FEWEST, hold_out, measure_thresholds
@@ -29,25 +28,15 @@ MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3, millions=1.5)
 PAPER = Recipe(batch=128, micro_batch=2, length=2048, lr=2e-5, epochs=3, weight_decay=0.0)
 
 
-def train_soft(
-    run: Run,
-    init: str,
-    exits: tuple[int, ...],
-    data: str = "mini",
-    resume: bool = False,
-    loss: Loss = soft_losses,
-    schedule: Schedule = warm_up_and_cosine,
-    make_optimizer: MakeOptimizer = make_adamw,
-    **options: Any,
-) -> None:
-    """Train the first layers of ``init`` to predict after each of ``exits``; write ``run.out``.
+def train_soft(run: Run, data: str = "mini", resume: bool = False, **options: Any) -> None:
+    """Train a sorted draft and write it to ``run.out``.
 
-    ``options`` replace fields of the recipe, which is MINI or, for the data of a file, PAPER. The
-    functions are those of ``fit``; with a teacher, its loss takes the place of ``loss``. Raises
-    ValueError or OSError if this cannot be trained, or is there already.
+    ``options`` are fields of the recipe, ``init`` and ``exits`` at least. The others are those of
+    MINI or, if ``data`` is a file, of PAPER. A teacher's loss takes the place of the recipe's.
+    Raises ValueError or OSError for what cannot be trained.
     """
-    defaults = MINI if data == "mini" else PAPER
-    recipe = replace(defaults, init=init, exits=exits, data=data, **options)
+    recipe = replace(MINI if data == "mini" else PAPER, data=data, **options)
+    exits = recipe.exits
     if resume and run.out.exists():
         raise ValueError(f"{run.out} is finished")
     refuse_existing(run.out)
@@ -55,13 +44,24 @@ def train_soft(
         raise ValueError(f"give --resume if {run.unfinished} is there, and only then")
     if not resume:
         refuse_existing(run.losses)
+    if recipe.batch % count_ranks():
+        raise ValueError(f"--batch is no multiple of the {count_ranks()} processes")
     records = read_records(data, run.seed)
-    folder = read_folder(find_target(init))
-    check_recipe(recipe, folder)
+    folder = read_folder(find_target(recipe.init))
+    if not exits or list(exits) != sorted(set(exits)) or exits[0] < 1:
+        raise ValueError(f"exits must increase, from 1, got {list(exits)}")
+    if len(recipe.weights) not in (0, len(exits)):
+        raise ValueError(f"--weights: expected one for each of {len(exits)} exits")
+    most = folder.config.max_position_embeddings
+    if recipe.length > most:
+        raise ValueError(f"{folder.path} has a context of {most} tokens; give --length {most}")
+    if recipe.align is not None and recipe.teacher is None:
+        raise ValueError("--align is about the features of a --teacher; give both")
     first = load_model(folder, run.device, "float32", quick=False, layers=exits[-1])
     model = Divided(first)
     if recipe.teacher is not None:
-        loss = load_teacher(recipe.teacher, recipe.align, folder.config, run.device).losses
+        teacher = load_teacher(recipe.teacher, recipe.align, folder.config, run.device)
+        recipe = replace(recipe, loss=teacher.losses)
     tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
     eos = folder.config.eos_token_ids
     ends = [tokenizer.special.get(each) or tokenizer.decode([each]) for each in eos]
@@ -71,7 +71,7 @@ def train_soft(
     learnt, held_out = hold_out(rows, recipe.batch)
     if not torch.isin(learnt[1], torch.tensor(eos, dtype=torch.int32)).any():
         tell(f"{data}: no answer ends with an EOS of {folder.path}, so no end is learnt")
-    for _ in fit(model, learnt, recipe, run, loss, schedule, make_optimizer):
+    for _ in fit(model, learnt, recipe, run):
         pass  # it says itself how far it is
     held = (held_out[1] != -100).sum().item()
     if held < FEWEST:
@@ -86,23 +86,6 @@ def train_soft(
     there = f"{len(learnt[0])} rows with {count} tokens to learn"
     tell(f"{run.out}: {steps} steps of {recipe.batch} rows, from {there}")
     tell(f"exits {exits}, thresholds {drafting.thresholds}, {how}")
-
-
-def check_recipe(recipe: Recipe, folder: ModelFolder) -> None:
-    """Raise ValueError for what the model in ``folder`` cannot learn, or cannot learn so."""
-    exits = recipe.exits
-    if list(exits) != sorted(set(exits)) or exits[0] < 1:
-        raise ValueError(f"exits must increase, from 1, got {list(exits)}")
-    if len(recipe.weights) not in (0, len(exits)):
-        raise ValueError(f"--weights: expected one for each of {len(exits)} exits")
-    if recipe.batch % count_ranks():
-        raise ValueError(f"--batch is no multiple of the {count_ranks()} processes")
-    if recipe.align is not None and recipe.teacher is None:
-        raise ValueError("--align is about the features of a --teacher; give both")
-    most = folder.config.max_position_embeddings
-    if recipe.length > most:
-        context = f"{folder.path} has a context of {most} tokens"
-        raise ValueError(f"{context}; give --length {most}")
 
 
 def save_trained(model: Divided, drafting: Drafting | None, run: Run, tokenizer_from: Path) -> None:
