@@ -151,16 +151,15 @@ def read_lines(args: Namespace) -> list[tuple[int, str]]:
 
 def load(args: Namespace) -> Pair:
     """Check what is asked for; then load the models."""
-    names = {field.name for field in fields(Options)}  # the options of run.py have the same names
+    names = {field.name for field in fields(Options)} | {"draft_length", "tree"}
     given = {name: value for name, value in vars(args).items() if name in names}
     given = {name: value for name, value in given.items() if value is not None}
     check_device(args.device)
-    choice = choose_pair(args.target, args.draft, Options(**given))
+    choice = choose_pair(args.target, args.draft, **given)
     tokenizer = choice.tokenizer
     if args.stop_strings:
         stop_at = StopStrings(tokenizer, args.stop_strings)
-        options = replace(choice.plan.options, stop_at=stop_at)
-        choice = replace(choice, plan=replace(choice.plan, options=options))
+        choice = replace(choice, options=replace(choice.options, stop_at=stop_at))
     words = "plain text (--raw)" if args.raw else tokenizer.chat_format.name
     if tokenizer.chat_format.is_plain:
         args.raw = True
@@ -186,7 +185,7 @@ def answer_prompt(args: Namespace, pair: Pair) -> None:
     if not text:
         tell("the prompt is empty")
     prompt = encode([text], args, pair.tokenizer)
-    decoder = make_decoder(pair.target, prompt, pair.draft, pair.plan)
+    decoder = make_decoder(pair.target, prompt, pair.draft, pair.options)
     steps = iter(decoder)
     if args.trace is not None:
         from s2d.trace.page import write_page
@@ -220,7 +219,7 @@ def answer_lines(lines: list[tuple[int, str]], args: Namespace, pair: Pair) -> i
     written = 0
     began = time.perf_counter()
     prompts = [encode([line], args, pair.tokenizer) for _, line in lines]
-    answers = decode_many(pair.target, prompts, pair.draft, pair.plan, args.batch or 8)
+    answers = decode_many(pair.target, prompts, pair.draft, pair.options, args.batch or 8)
     for (number, line), result in zip(lines, answers):
         if isinstance(result, ValueError):  # stands for a prompt that cannot be run
             tell(f"line {number}: {result}")

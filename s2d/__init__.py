@@ -6,10 +6,13 @@ from typing import Any
 __version__ = "0.1.0"
 # {a public name: the module that has it}
 PUBLIC = {
-    "Exit": "rules",
+    "Draws": "sampling",
+    "Exit": "draft",
+    "FixedShape": "tree",
     "GrowingShape": "tree",
     "LayerExit": "draft",
     "Prediction": "rules",
+    "Proposal": "tree",
     "Rule": "rules",
     "Shape": "tree",
     "StopStrings": "checkpoint.tokenizer",

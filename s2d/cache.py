@@ -1,50 +1,94 @@
 """The KV cache: the keys and values that a range of layers has computed for a text."""
 
+from itertools import repeat
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .devices import to_device
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, H, T, D).
+
+    ``mask`` (T, S+T) is added to the scores. Without a mask, attention is causal if S = 0, and a
+    single query (T = 1) attends to everything. G divides H: H/G query heads share a key head.
+    """
+    causal = mask is None and q.shape[2] > 1
+    grouped = k.shape[1] < q.shape[1]
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped
+    )
+
+
+class NoCache:
+    """In the place of a cache, for a text that is read in one pass: nothing is kept."""
+
+    length = 0
+
+    def __init__(self) -> None:
+        self.layers = repeat(self)
+
+    def extend(self, T: int) -> None:
+        """Nothing is kept of the ``T`` new positions."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return attention(q, k, v, mask)
+
+
+class LayerCache:
+    """What one layer is handed: the keys and values (1, G, capacity, D) of a ``KVCache``."""
+
+    def __init__(self, cache: "KVCache") -> None:
+        self.cache = cache
+        self.keys = torch.empty(0)
+        self.values = torch.empty(0)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Keep the newest T keys and values (1, G, T, D); attend to all from q (1, H, T, D)."""
+        end, T = self.cache.length, k.shape[2]
+        self.keys.narrow(2, end - T, T).copy_(k)
+        self.values.narrow(2, end - T, T).copy_(v)
+        return attention(q, self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end), mask)
+
+
 class KVCache:
     """Keys and values of a range of layers. The first ``length`` entries are filled.
 
-    The memory for all ``capacity`` entries is reserved once. An entry is forgotten by lowering
-    ``length``. The accepted nodes of a tree are moved next to the context.
+    An entry is forgotten by lowering ``length``. The accepted nodes of a tree are moved next to the
+    context. The memory grows when it must, to a quarter more than what is needed.
     """
 
     def __init__(
         self,
         layer_count: int,
-        capacity: int,
         heads: int,
         head_dim: int,
         device: torch.device,
         dtype: torch.dtype,
+        capacity: int = 0,
     ) -> None:
-        # The heads of an entry lie together, so that new entries are written in one piece. With
-        # ``empty`` and not ``zeros``, a CPU takes memory only when something is written to it.
-        shape = (layer_count, capacity, heads, head_dim)
-        self.keys = torch.empty(shape, device=device, dtype=dtype)
-        self.values = torch.empty(shape, device=device, dtype=dtype)
-        # The same memory as attention wants it: one (1, heads, capacity, head_dim) for each layer.
-        self.keys_by_layer = list(self.keys.transpose(1, 2).unsqueeze(1))
-        self.values_by_layer = list(self.values.transpose(1, 2).unsqueeze(1))
         self.length = 0
+        # The heads of an entry lie together, so that new entries are written in one piece.
+        self.keys = torch.empty((layer_count, 0, heads, head_dim), device=device, dtype=dtype)
+        self.values = self.keys
+        self.layers = [LayerCache(self) for _ in range(layer_count)]
+        self.reserve(capacity)
 
-    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store ``k`` and ``v`` (1, G, T, D) after the filled entries; returns all S+T of each.
+    def reserve(self, capacity: int) -> None:
+        """Have memory for so many entries."""
+        self.keys = enlarge(self.keys, capacity, self.length)
+        self.values = enlarge(self.values, capacity, self.length)
+        for layer, keys, values in zip(self.layers, self.keys, self.values):
+            layer.keys = keys.transpose(0, 1).unsqueeze(0)  # the same memory, (1, G, capacity, D)
+            layer.values = values.transpose(0, 1).unsqueeze(0)
 
-        ``layer`` counts from the first layer of the cache. When every layer has stored its keys and
-        values, ``Llama.run_layers`` counts the new entries as filled.
-        """
-        T = k.shape[2]
-        end = self.length + T
-        keys = self.keys_by_layer[layer]
-        values = self.values_by_layer[layer]
-        keys.narrow(2, self.length, T).copy_(k)
-        values.narrow(2, self.length, T).copy_(v)
-        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+    def extend(self, T: int) -> None:
+        """Count ``T`` new entries as filled: each layer is about to fill its own."""
+        if self.length + T > self.keys.shape[1]:
+            self.reserve((self.length + T) * 5 // 4)
+        self.length += T
 
     def keep(self, n: int, entries: list[int]) -> None:
         """Keep the first ``n`` entries and, of the later ones, ``entries``.
@@ -56,6 +100,18 @@ class KVCache:
         self.length = min(self.length, n + len(entries))
         move_up(self.keys, n, entries)
         move_up(self.values, n, entries)
+
+
+def enlarge(rows: Tensor, capacity: int, filled: int) -> Tensor:
+    """``rows`` (L, S, ...) in memory for ``capacity`` rows: the first ``filled`` of S are copied.
+
+    With ``empty`` and not ``zeros``, a CPU takes memory only when something is written to it.
+    """
+    larger = torch.empty(
+        (len(rows), capacity, *rows.shape[2:]), device=rows.device, dtype=rows.dtype
+    )
+    larger[:, :filled] = rows[:, :filled]
+    return larger
 
 
 def move_up(rows: Tensor, n: int, entries: list[int]) -> None:

@@ -1,11 +1,11 @@
 """The loop of speculative decoding, whatever drafts: draft, one target pass, verify, roll back.
 
-A ``Decoder`` is one generation, and ``Decoder.__iter__`` is the algorithm. The root of a tree, node
-0, is the last token of the context.
+A ``Decoder`` is one answer, and ``Decoder.decode`` is the algorithm. The root of a tree, node 0, is
+the last token of the context.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from .devices import to_device
 from .draft import SortedDraft
 from .mask import MAX_UNREAD, positions_and_mask
 from .model import Llama
-from .options import Plan
-from .own import check_verified
+from .options import Options
 from .rules import Rule
 from .stats import Generation, Stats, Step
 from .tree import Tree
@@ -29,71 +28,82 @@ class Decoder:
         drafter: what drafts.
         rule: how tokens are proposed and accepted.
         context: the ids of the prompt.
-        plan: the exits, the shape of the trees, and when the answer ends.
+        options: the shape of the trees, and when the answer ends.
     """
 
     def __init__(
-        self, target: Llama, drafter: SortedDraft, rule: Rule, context: list[int], plan: Plan
+        self,
+        target: Llama,
+        drafter: SortedDraft,
+        rule: Rule,
+        context: Sequence[int],
+        options: Options,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.rule = rule
-        self.context = context
-        self.plan = plan
+        self.context = tuple(context)
+        self.options = options
         self.prompt_length = len(context)
         size = target.config.max_position_embeddings
         # The length of the context at which decoding ends.
-        self.limit = min(len(context) + plan.options.max_new_tokens, size)
+        self.limit = min(len(context) + options.max_new_tokens, size)
         self.ended = ""  # why the answer has ended, see ``Generation``
-        self.in_step = False  # stays True after an error, or Ctrl-C, in the middle of a step
-        self.stats = Stats()
-        stop_at = plan.options.stop_at
-        # Is called with each token of the answer but EOS, and says whether the answer ends with it.
-        self.is_last = (lambda token: False) if stop_at is None else stop_at.begin()
-        capacity = self.limit + plan.shape.capacity  # a cache holds the text and one tree
-        self.cache = target.new_cache(capacity)
-        for each in drafter.exits:
-            each.start(capacity)
+        self.stats = Stats([each.exit_layer for each in drafter.exits])
+        # Tells of each token but EOS whether the answer ends with it.
+        self.is_last = options.stop_at.begin() if options.stop_at is not None else never
+        self.cache = target.new_cache(capacity=self.limit)
+        # The target's hidden states of a long prompt, which is read before the first tree.
+        self.hidden_before = target.model.norm.weight.new_empty((0, target.config.hidden_size))
+        self.steps = self.decode()
 
     def __iter__(self) -> Iterator[Step]:
+        return self.steps  # after an error, or Ctrl-C within a step, there are no more
+
+    @torch.inference_mode()
+    def decode(self) -> Iterator[Step]:
+        """The algorithm."""
         while not self.ended:
-            if self.in_step:
-                raise ValueError("this Decoder was interrupted within a step: start another one")
-            self.in_step = True
-            with torch.inference_mode():
-                began = time.perf_counter()
-                # 1. Draft a tree of tokens. If it has no node but the root, this is plain decoding.
-                step = Step(self.draft())
-                drafted = time.perf_counter()
-                # 2. Run the target once, over the whole tree.
-                step.logits = self.run_target(step.tree)
-                step.draft_seconds = drafted - began
-                step.target_seconds = time.perf_counter() - drafted
-                # 3. Verify: which path of the tree is accepted, and which tokens does that give?
-                step.accepted, step.tokens = self.verify(step.tree, step.logits)
-                # 4. Roll back: both models forget the nodes that are not on the path.
-                self.roll_back(step.tree, step.accepted)
-                # 5. Emit: the tokens become a part of the context, up to the answer's end.
-                self.emit(step)
-                step.seconds = time.perf_counter() - began
+            began = time.perf_counter()
+            # 1. Draft a tree of tokens. If it has no node but the root, this is plain decoding.
+            tree = self.draft()
+            # 2. Run the target once, over the whole tree.
+            hidden, logits = self.run_target(tree)
+            # 3. Verify: which path of the tree is accepted, and which token follows it?
+            accepted, bonus = self.rule.verify(tree, logits)
+            tokens = [*(tree.tokens[node] for node in accepted), bonus]
+            # 4. Emit: the tokens become a part of the context, up to the answer's end.
+            step = self.emit(tree, logits, hidden, accepted, tokens)
+            # 5. Roll back: both models forget the nodes that are not on the path.
+            self.roll_back(step)
+            step.seconds = time.perf_counter() - began
             self.stats.add(step)
-            self.in_step = False
             yield step
+        self.end()
 
     def draft(self) -> Tree:
         """A tree of tokens that may follow the context."""
+        self.read_long_prompt()
         n = len(self.context)
         # One position is for the bonus token. To draft level d, the draft reads n + d - 1 tokens.
-        depth = min(self.plan.shape.depth, self.limit - n - 1, self.drafter.max_positions - n + 1)
-        if n - self.cache.length > MAX_UNREAD:
-            depth = 0  # a long prompt is first read alone: with a tree its mask would be large
-        return self.drafter.grow(Tree(self.context), depth, self.rule)
+        depth = min(
+            self.options.shape.depth, self.limit - n - 1, self.drafter.max_positions - n + 1
+        )
+        return self.drafter.grow(Tree.root(self.context), depth, self.rule)
 
-    def run_target(self, tree: Tree) -> Tensor:
-        """The target's logits (N+1, V) after each node of ``tree``."""
+    def read_long_prompt(self) -> None:
+        """Read a long prompt before the first tree, as the mask of both would be large."""
+        if len(self.context) - self.cache.length > MAX_UNREAD:
+            tokens = to_device([self.context[:-1]], self.target.device)  # (1, T)
+            hidden = self.target.embed(tokens)
+            self.hidden_before = self.target.run_layers(hidden, cache=self.cache)[0]
+
+    def run_target(self, tree: Tree) -> tuple[Tensor, Tensor]:
+        """The target's hidden states (T, hidden) of what it reads, and its logits (N+1, V)."""
         tokens, positions, mask = self.inputs(tree)
-        last = len(tree.tokens)
-        return self.target(tokens, last, positions=positions, mask=mask, cache=self.cache)[0]
+        hidden = self.target.embed(tokens)
+        hidden = self.target.run_layers(hidden, positions=positions, mask=mask, cache=self.cache)
+        return hidden[0], self.target.logits(hidden[0, -len(tree.tokens) :])
 
     def inputs(self, tree: Tree) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the target has not read of the context and the tree: tokens, positions, mask.
@@ -106,42 +116,43 @@ class Decoder:
         tokens = to_device([(self.context + tree.tokens[1:])[read:]], device)  # (1, T)
         return tokens, *positions_and_mask(read, n, tree.ancestors, device, self.target.dtype)
 
-    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], list[int]]:
-        """The accepted nodes of ``tree``, and their tokens with the bonus token after them."""
-        if not logits.sum(dtype=torch.float32).isfinite():  # a GPU is waited for here
-            raise ValueError("the target's logits are not finite: damaged weights, or overflow")
-        found = self.rule.verify(tree, logits)
-        check_verified(found, tree, logits.shape[1])
-        accepted, bonus = found
-        return accepted, [tree.tokens[node] for node in accepted] + [bonus]
-
-    def roll_back(self, tree: Tree, accepted: list[int]) -> None:
-        """Keep the context and the ``accepted`` nodes in the caches of target and draft."""
-        n = len(self.context)
-        self.cache.keep(n, [n - 1 + node for node in accepted])  # node i is entry n - 1 + i
-        for each in self.drafter.exits:
-            each.keep(tree, accepted)
-
-    def emit(self, step: Step) -> None:
-        """Append the tokens of ``step`` to the context, up to the answer's last one."""
-        for count, token in enumerate(step.tokens, start=1):
+    def emit(
+        self, tree: Tree, logits: Tensor, hidden: Tensor, accepted: list[int], tokens: list[int]
+    ) -> Step:
+        """Append the ``tokens`` to the context, up to the answer's end."""
+        for count, token in enumerate(tokens, start=1):
             if token in self.target.config.eos_token_ids:
                 self.ended = "eos"
             elif self.is_last(token):
                 self.ended = "stop_at"
             if self.ended:  # it may be inside of the accepted path
-                step.tokens = step.tokens[:count]
-                step.accepted = step.accepted[:count]
+                tokens, accepted = tokens[:count], accepted[:count]
                 break
-        self.context = self.context + step.tokens  # a new list, as trees keep the old one
+        self.context += tuple(tokens)
         if not self.ended and len(self.context) >= self.limit:
             full = len(self.context) == self.target.config.max_position_embeddings
             self.ended = "context" if full else "length"
+        hidden = torch.cat((self.hidden_before, hidden))
+        self.hidden_before = self.hidden_before[:0]
+        return Step(tree, logits, hidden, accepted, tokens)
+
+    def roll_back(self, step: Step) -> None:
+        """Keep the context before the step and the accepted nodes in the caches of both models."""
+        n = len(step.tree.context)
+        self.cache.keep(n, [n - 1 + node for node in step.accepted])  # node i is entry n - 1 + i
+        for each in self.drafter.exits:
+            each.keep(step)
+
+    def end(self) -> None:
+        """Tell the exits that the answer has ended, if they want to know."""
+        for each in self.drafter.exits:
+            if hasattr(each, "end"):
+                each.end()
 
     @property
     def tokens(self) -> list[int]:
         """The new ones so far, with EOS last if it was produced."""
-        return self.context[self.prompt_length :]
+        return list(self.context[self.prompt_length :])
 
     def run(self) -> Generation:
         """Decode to the end."""
@@ -155,7 +166,12 @@ class Decoder:
             tokens=self.tokens,
             ended=self.ended,
             stats=self.stats,
-            plan=self.plan,
+            options=self.options,
             exact=self.rule.exact,
             prompt_length=self.prompt_length,
         )
+
+
+def never(token: int) -> bool:
+    """Where nothing but EOS ends an answer."""
+    return False

@@ -3,29 +3,40 @@
 The fast code is compared with this definition, step by step. There is no KV cache, no mask and no
 batch, and a tree is a dictionary of its paths. ``python -m s2d.definition`` shows an example.
 
-The target takes the token with the largest p / e. Here p is its distribution, and e is random
+The target takes the token with the largest log p + g. Here p is its distribution, and g is Gumbel
 noise: a number for each token and position, from a seed alone. This is a draw from p (see
-``sampling.Noise``). The draft, with the distribution q, knows e as well, and proposes the tokens
-with the largest q / √e (see ``sampling.draft_scores``). For greedy decoding, the caller gives a
-noise that is 1 everywhere, and p is at temperature 1.
+``sampling.Draws.noise``). The draft, with the distribution q, knows g as well, and trusts half of
+it: it proposes the tokens with the largest log q + g / 2. For greedy decoding, the caller gives a
+noise of zeros, and p is at temperature 1.
 
-The fast code differs from this definition in two ways: it drafts nothing in its first step if the
-prompt has more than 256 tokens (``mask.MAX_UNREAD``), and nothing beyond the positions of the draft
-model. Exit 0, rejection sampling, improved MCSD and stop strings are not defined here.
+The fast code drafts nothing beyond the positions of the draft model. Exit 0, rejection sampling,
+improved MCSD and stop strings are not defined here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .model import Llama
-from .options import Options, Plan
-from .sampling import Noise, draft_scores
-from .tree import GrowingShape
+from .sampling import Draws, warp
+from .tree import FixedShape, GrowingShape
 
 TokenPath = tuple[int, ...]  # from the first level down; () is the end of the context
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the draft drafts, and from which distributions tokens are drawn."""
+
+    exits: Sequence[int]
+    thresholds: Sequence[float]  # of all exits but the last
+    shape: FixedShape | GrowingShape
+    stop: float  # a path with a lower estimate is not continued
+    distribution: Callable[[Tensor], Tensor]  # logits (V,) -> p or q (V,)
+    noise: Callable[[int], Tensor]  # a position in the text -> g (V,)
 
 
 class Proposed(NamedTuple):
@@ -45,13 +56,16 @@ def logits_after(model: Llama, context: list[int], layers: int | None = None) ->
     return model.logits(hidden)[0, -1]
 
 
-def choose_exit(draft: Llama, contexts: list[list[int]], plan: Plan) -> tuple[int, Tensor, float]:
+def choose_exit(
+    draft: Llama, contexts: list[list[int]], settings: Settings
+) -> tuple[int, Tensor, float]:
     """The first exit that is confident enough, or the last one.
 
     Its confidence is the largest probability after any of the R ``contexts`` (lists of ids): to be
-    sure about one of them is enough. Returns the exit, its logits (R, V) and its confidence.
+    sure about one of them is enough, as in the authors' code. Returns the exit, its logits (R, V)
+    and its confidence.
     """
-    for exit_layer, threshold in zip(plan.exits, plan.thresholds):
+    for exit_layer, threshold in zip(settings.exits, [*settings.thresholds, 0.0]):
         logits = torch.stack([logits_after(draft, context, exit_layer) for context in contexts])
         confidence = logits.softmax(dim=-1).max().item()
         if confidence > threshold:
@@ -66,10 +80,10 @@ def most_probable(paths: dict[TokenPath, float], count: int) -> dict[TokenPath, 
 
 
 def propose(
-    draft: Llama, context: list[int], levels: int, plan: Plan, noise: Noise
+    draft: Llama, context: list[int], levels: int, eos: Sequence[int], settings: Settings
 ) -> dict[TokenPath, Proposed]:
     """The children that are proposed after each path, in a tree of at most ``levels`` levels."""
-    shape = plan.shape
+    shape = settings.shape
     proposed: dict[TokenPath, Proposed] = {}
     nodes: dict[TokenPath, float] = {}  # path -> the estimated probability that it is accepted
     frontier: dict[TokenPath, float] = {(): 1.0}  # the paths that get children
@@ -77,19 +91,21 @@ def propose(
         if not frontier:
             break
         contexts = [[*context, *path] for path in frontier]
-        exit_layer, logits, confidence = choose_exit(draft, contexts, plan)
+        exit_layer, logits, confidence = choose_exit(draft, contexts, settings)
+        width = shape.top_k if isinstance(shape, GrowingShape) else shape.widths[level]
         longer: dict[TokenPath, float] = {}
         for (path, path_prob), row in zip(frontier.items(), logits):
-            q = plan.options.distribution(row)  # (V,)
-            scores = draft_scores(q, noise.at([len(context) + len(path)])[0])
-            count = min(shape.width(level), len(scores))
-            children = [token for token in scores.topk(count).indices.tolist() if q[token] > 0]
+            q = settings.distribution(row)  # (V,)
+            g = settings.noise(len(context) + len(path))  # (V,)
+            estimates = (q.log() + g / 2).softmax(dim=-1)
+            best = estimates.topk(min(width, len(q))).indices.tolist()
+            children = [token for token in best if q[token] > 0]
             proposed[path] = Proposed(children, exit_layer, confidence)
             for token in children:
-                estimate = (scores[token] / scores.sum()).item()  # rough, and not derived
-                longer[*path, token] = path_prob * estimate
+                longer[*path, token] = path_prob * estimates[token].item()
         nodes |= longer
-        frontier = {path: prob for path, prob in longer.items() if prob >= plan.stop}
+        frontier = {path: prob for path, prob in longer.items() if prob >= settings.stop}
+        frontier = {path: prob for path, prob in frontier.items() if path[-1] not in eos}
         if isinstance(shape, GrowingShape):
             frontier = most_probable(frontier, shape.top_k)
     if isinstance(shape, GrowingShape):  # the least probable nodes are left out
@@ -101,25 +117,25 @@ def propose(
 
 
 def generate(
-    target: Llama, draft: Llama, context: list[int], limit: int, plan: Plan, noise: Noise
+    target: Llama, draft: Llama, context: list[int], limit: int, settings: Settings
 ) -> Iterator[tuple[dict[TokenPath, Proposed], list[int]]]:
     """Yield what each step proposes and the tokens that it emits.
 
     Ends when the context, prompt included, has ``limit`` tokens, or ends with EOS.
     """
+    eos = target.config.eos_token_ids
     ended = False
     while len(context) < limit and not ended:
         # A step ends with a token of the target's own (the bonus token), which needs a position.
-        levels = min(plan.shape.depth, limit - len(context) - 1)
-        proposed = propose(draft, context, levels, plan, noise)
+        levels = min(settings.shape.depth, limit - len(context) - 1)
+        proposed = propose(draft, context, levels, eos, settings)
         path: TokenPath = ()
         while True:
-            p = plan.options.distribution(logits_after(target, [*context, *path]))  # (V,)
-            e = noise.at([len(context) + len(path)])[0]
-            token = (p / e).argmax().item()
+            p = settings.distribution(logits_after(target, [*context, *path]))  # (V,)
+            token = (p.log() + settings.noise(len(context) + len(path))).argmax().item()
             accepted = path in proposed and token in proposed[path].children
             path = (*path, token)
-            ended = token in target.config.eos_token_ids
+            ended = token in eos
             if ended or not accepted:
                 break
         yield proposed, list(path)
@@ -132,19 +148,29 @@ def show() -> None:
     from .pair.loading import load_pair
 
     question = "What is the capital of Tadastan?"
-    options = Options(method="s2d", temperature=1.0, seed=0)
-    pair = load_pair("13b", options=options, device="cpu", dtype="float64")
-    noise = Noise(options.seed, pair.target.config.vocab_size, "cpu", torch.float64)
+    pair = load_pair("13b", device="cpu", dtype="float64", temperature=1.0, seed=0)
+    options = pair.options
+    like = torch.empty((1, pair.target.config.vocab_size), dtype=torch.float64)
+    draws = Draws(options.seed)
+    settings = Settings(
+        exits=options.exits,
+        thresholds=options.thresholds,
+        shape=options.shape,
+        stop=options.stop,
+        distribution=lambda logits: warp(logits, temperature=1.0),
+        noise=lambda position: draws.noise([position], like)[0],
+    )
     context = pair.tokenizer.encode_chat([question])
     limit = len(context) + options.max_new_tokens
-    lines = [f"{question} (temperature {options.temperature}, seed {options.seed})"]
-    for proposed, emitted in generate(pair.target, pair.draft, context, limit, pair.plan, noise):
-        for path, (children, exit_layer, confidence) in proposed.items():
-            words = pair.tokenizer.decode([*path, *children]) or "EOS"
-            lines.append(f"  exit {exit_layer} is {confidence:.0%} sure, and drafts {words!r}")
-        lines.append(f"emitted {pair.tokenizer.decode(emitted) or 'EOS'!r}")
-    print("\n".join(lines))  # at once, so that ``| head`` does not break it
+    print(f"{question} (temperature {options.temperature}, seed {options.seed})")
+    for proposed, emitted in generate(pair.target, pair.draft, context, limit, settings):
+        for children, exit_layer, confidence in proposed.values():
+            words = pair.tokenizer.decode(children) or "EOS"
+            print(f"  exit {exit_layer} is {confidence:.0%} sure, and drafts {words!r}", flush=True)
+        print(f"emitted {pair.tokenizer.decode(emitted) or 'EOS'!r}", flush=True)
 
 
 if __name__ == "__main__":
-    show()
+    from .cli.program import run_program
+
+    raise SystemExit(run_program("s2d.definition", show))

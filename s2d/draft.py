@@ -5,19 +5,36 @@ segments, and each segment ends at an exit, where the draft may predict.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from .cache import KVCache, move_up
+from .cache import enlarge, move_up
 from .devices import to_device
 from .mask import MAX_UNREAD, ROOT_ALONE, positions_and_mask
 from .model import Llama
-from .options import Plan
-from .own import check_frontier, check_prediction, check_proposal, check_sent
-from .rules import Exit, Prediction, Rule
+from .rules import Prediction, Rule
 from .sampling import warp
-from .tree import Tree
+from .stats import Step
+from .tree import Shape, Tree
+
+
+class Exit(Protocol):
+    """A place where the draft may predict, for one answer: ``LayerExit``, or one of your own.
+
+    If an exit has a method ``end()``, it is called when the answer has ended.
+    """
+
+    exit_layer: int  # the number of layers before it: the exit's name in statistics
+    max_positions: float  # the length of the longest text that it can read
+
+    def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
+        """What follows each of R ``nodes`` of the last level of ``tree``."""
+
+    def keep(self, step: Step) -> None:
+        """A step was made: its accepted path is a part of the text, other nodes are not."""
 
 
 class LayerExit:
@@ -40,34 +57,19 @@ class LayerExit:
     """
 
     def __init__(self, model: Llama, previous: "LayerExit | None", exit_layer: int) -> None:
-        if exit_layer not in range(1, model.config.num_hidden_layers + 1):
-            raise ValueError(f"the draft has no layer {exit_layer}")
         self.model = model
         self.previous = previous
         self.exit_layer = exit_layer
         self.max_positions = model.config.max_position_embeddings
         self.first_layer = 0 if previous is None else previous.exit_layer
-        self.cache: KVCache | None = None  # ``start`` makes it
+        self.cache = model.new_cache(self.first_layer, exit_layer)
+        size = (1, 0, model.config.hidden_size)
+        self.hidden = torch.empty(size, device=model.device, dtype=model.dtype)  # by entry
 
-    def start(self, capacity: int) -> None:
-        """Make the cache; ValueError if this exit has drafted another answer."""
-        if self.previous is not None and self.previous.cache is None:
-            raise ValueError(f"exit {self.exit_layer} does not come right after its previous exit")
-        if self.cache is not None:
-            raise ValueError(f"exit {self.exit_layer} is for one answer: make another LayerExit")
-        self.cache = self.model.new_cache(capacity, self.first_layer, self.exit_layer)
-        size = (1, capacity, self.model.config.hidden_size)
-        self.hidden = torch.empty(size, device=self.model.device, dtype=self.model.dtype)
-
-    def predict(self, tree: Tree, nodes: list[int]) -> Prediction:
-        context = tree.context
-        while len(context) - self.cache.length > MAX_UNREAD:  # a long prompt is read in parts
-            part = context[: self.cache.length + MAX_UNREAD]
-            self.read(part, len(part), ROOT_ALONE)
-        expanded = [*tree.expanded, *nodes]  # ``nodes`` are [0] at first
-        tokens = context + [tree.tokens[node] for node in expanded[1:]]
-        self.read(tokens, len(context), tree.ancestors[expanded][:, expanded])
-        end = self.cache.length  # the nodes were read last
+    def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
+        """Read what is missing of the context and of the expanded nodes, and ``nodes`` last."""
+        self.read(tree, nodes)
+        end = self.cache.length
         hidden = self.hidden[0, end - len(nodes) : end]  # (R, hidden)
         logits = self.model.logits(hidden)  # (R, V)
         # At temperature 1, so that thresholds mean the same at any temperature. If the exit is sure
@@ -75,7 +77,21 @@ class LayerExit:
         confidence = warp(logits, temperature=1.0).max().item()
         return Prediction(logits, confidence, hidden)
 
-    def read(self, tokens: list[int], context_length: int, ancestors: np.ndarray) -> None:
+    def read(self, tree: Tree, nodes: Sequence[int]) -> None:
+        """Run the segment on all that it has not read, up to ``nodes``; the previous one before."""
+        context = tree.context
+        if self.cache.length == len(context) - 1 + len(tree.expanded) + len(nodes):
+            return
+        if self.previous is not None:
+            self.previous.read(tree, nodes)
+        while len(context) - self.cache.length > MAX_UNREAD:  # a long prompt is read in parts
+            part = context[: self.cache.length + MAX_UNREAD]
+            self.run(part, len(part), ROOT_ALONE)
+        expanded = [*tree.expanded, *nodes]  # ``nodes`` are [0] at first
+        tokens = [*context, *(tree.tokens[node] for node in expanded[1:])]
+        self.run(tokens, len(context), tree.ancestors[np.ix_(expanded, expanded)])
+
+    def run(self, tokens: Sequence[int], context_length: int, ancestors: np.ndarray) -> None:
         """Run the segment on those of the ``tokens`` that it has not read.
 
         The ``tokens`` are those of the context, then those of M expanded nodes. ``ancestors`` (M+1,
@@ -90,67 +106,78 @@ class LayerExit:
         positions, mask = positions_and_mask(
             start, context_length, ancestors, self.model.device, self.model.dtype
         )
-        self.hidden[:, start:end] = self.model.run_layers(
+        hidden = self.model.run_layers(
             hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
         )
+        if end > self.hidden.shape[1]:
+            self.hidden = enlarge(self.hidden, capacity=end * 5 // 4, filled=start)
+        self.hidden[:, start:end] = hidden
 
-    def keep(self, tree: Tree, accepted: list[int]) -> None:
-        """Keep what was read of the ``accepted`` path. The rest is read later, as context."""
-        n = len(tree.context)
-        entries = [n - 1 + i for i, node in enumerate(tree.expanded) if node in accepted]
-        entries = [entry for entry in entries if entry < self.cache.length]
+    def keep(self, step: Step) -> None:
+        """Keep what was read of the accepted path. The rest is read later, as context."""
+        n = len(step.tree.context)
+        expanded = [
+            step.tree.expanded[each] for each in step.accepted if each in step.tree.expanded
+        ]
+        entries = [n - 1 + place for place in expanded if n - 1 + place < self.cache.length]
         self.cache.keep(n, entries)
         move_up(self.hidden, n, entries)
 
 
 class SortedDraft:
-    """A draft of sorted exits, the cheapest first; ``vocab_size`` is the target's."""
+    """A draft of sorted exits, the cheapest first.
 
-    def __init__(self, vocab_size: int, exits: list[Exit], plan: Plan) -> None:
-        self.vocab_size = vocab_size
+    Args:
+        exits: in the order in which they are asked.
+        thresholds: of all exits but the last: a confidence above it is enough.
+        shape: of the trees.
+        stop: a path whose estimated probability is lower is not continued.
+        eos_token_ids: of the target, which emits nothing after them.
+    """
+
+    def __init__(
+        self,
+        exits: Sequence[Exit],
+        thresholds: Sequence[float],
+        shape: Shape,
+        stop: float,
+        eos_token_ids: Sequence[int],
+    ) -> None:
         self.exits = exits
-        self.plan = plan
-        self.capacity = plan.shape.capacity
-        # Without exits, the target is alone.
-        self.max_positions = min((each.max_positions for each in exits), default=math.inf)
-        # How probable it is that a child is accepted: what the rule says, unless it is replaced.
-        self.estimate = lambda prediction, proposal: proposal.probs
+        self.thresholds = thresholds
+        self.shape = shape
+        self.stop = stop
+        self.eos_token_ids = eos_token_ids
+
+    @property
+    def max_positions(self) -> float:
+        """The length of the longest text that all exits can read."""
+        return min((each.max_positions for each in self.exits), default=math.inf)
 
     def grow(self, tree: Tree, depth: int, rule: Rule) -> Tree:
-        """Add levels to ``tree`` down to ``depth``, and leave out what the shape does not send."""
+        """Add levels to ``tree`` down to ``depth``; returns what the shape sends of it."""
         while tree.depth < depth:
-            leaves = tree.leaves(self.plan.stop)
-            nodes = self.plan.shape.frontier(list(leaves), list(tree.probs))
-            check_frontier(nodes, leaves, self.capacity + 1 - len(tree.expanded))
+            leaves = tree.leaves(least=self.stop)
+            leaves = [leaf for leaf in leaves if tree.tokens[leaf] not in self.eos_token_ids]
+            nodes = self.shape.frontier(tree, leaves)
             if not nodes:
                 break
-            chosen = self.choose_exit(tree, nodes)
-            if chosen is None:
-                break
-            exit_, prediction = chosen
-            width = self.plan.shape.width(tree.depth)
-            proposal = rule.propose(tree, nodes, prediction.logits, width)
-            check_proposal(proposal, len(nodes), width, self.vocab_size)
-            proposal = proposal._replace(probs=self.estimate(prediction, proposal))
-            tree.add_level(nodes, proposal, exit_.exit_layer)
-        sent = self.plan.shape.sent(tree.probs)
-        check_sent(sent, tree, self.capacity)
-        tree.prune(sent)
-        return tree
+            exit_, prediction = self.choose_exit(tree, nodes)
+            if prediction.confidence == 0:
+                break  # it knows nothing
+            widths = [self.shape.width(tree, node) for node in nodes]
+            proposal = rule.propose(tree, nodes, prediction, widths)
+            tree = tree.add_level(nodes, proposal, exit_.exit_layer)
+        return tree.prune(self.shape.sent(tree))
 
-    def choose_exit(self, tree: Tree, nodes: list[int]) -> tuple[Exit, Prediction] | None:
-        """The first exit that is confident enough, or the last one that knows anything.
+    def choose_exit(self, tree: Tree, nodes: Sequence[int]) -> tuple[Exit, Prediction]:
+        """The first exit that is confident enough, or the last one.
 
-        An exit is chosen before its tokens are drawn (see ``rules.Rejection``). Returns None if no
-        exit knows anything.
+        An exit is chosen before its tokens are drawn (see ``rules.Rejection``).
         """
-        chosen = None
-        for exit_, threshold in zip(self.exits, self.plan.thresholds):
+        *earlier, last = self.exits
+        for exit_, threshold in zip(earlier, self.thresholds):
             prediction = exit_.predict(tree, nodes)
-            if prediction is None:
-                continue
-            check_prediction(prediction, len(nodes), self.vocab_size)
-            chosen = exit_, prediction
             if prediction.confidence > threshold:
-                break  # the layers after this exit are not run
-        return chosen
+                return exit_, prediction  # the layers after this exit are not run
+        return last, last.predict(tree, nodes)

@@ -9,6 +9,7 @@ from .devices import to_device
 # How many tokens of the context one pass with a mask may read: the mask has a row for each.
 MAX_UNREAD = 256
 ROOT_ALONE = np.ones((1, 1), dtype=bool)  # the ancestor matrix of a tree without drafted nodes
+ROOT_ALONE.flags.writeable = False
 
 
 def add_nodes(ancestors: np.ndarray, parents: list[int]) -> np.ndarray:
@@ -34,6 +35,7 @@ def add_nodes(ancestors: np.ndarray, parents: list[int]) -> np.ndarray:
     larger[:old, :old] = ancestors
     larger[old:, :old] = ancestors[parents]  # a node attends to whatever its parent attends to,
     larger[old:, old:] = np.eye(len(parents), dtype=bool)  # and to itself
+    larger.flags.writeable = False
     return larger
 
 
@@ -62,21 +64,18 @@ def positions_and_mask(
     If node 1 has been read as well, the rows of e and 1 are missing.
     """
     root = context_length - 1  # the entry of node 0
-    end = root + len(ancestors)
+    T = root + len(ancestors) - read
     is_chain = ancestors[-1].all()  # the last node of a chain attends to all the others
-    positions = np.arange(read, end, dtype=np.float32)  # as the rotary embedding takes them
-    if is_chain and (read == 0 or end - read == 1):
-        return to_device(positions, device), None
-    # Row i is about entry read + i. It attends to the columns 0..read+i: that is right for the
-    # context.
-    visible = np.tri(end - read, end, k=read, dtype=bool)
-    # From the first unread node on, a row attends to the whole context, to the node's ancestors and
-    # to the node.
-    first = max(read, root)
-    unread = ancestors[first - root :]
-    visible[first - read :, root:] = unread
-    # A node at depth d attends to d + 1 nodes.
-    positions[first - read :] = root + unread.sum(axis=1) - 1
+    if is_chain and (read == 0 or T == 1):
+        return to_device(np.arange(read, read + T, dtype=np.float32), device), None
+    # The part of the context that is not read yet is a chain above the root.
+    lag = max(0, root - read)
+    tree = np.tri(lag + len(ancestors), dtype=bool)
+    tree[lag:, lag:] = ancestors
+    visible = np.ones((len(tree), root - lag + len(tree)), dtype=bool)  # what was read: by all
+    visible[:, root - lag :] = tree
+    visible = visible[-T:]  # nodes that have been read have no row
+    positions = visible.sum(axis=1, dtype=np.float32) - 1  # entry at depth d attends to d + 1
     mask = torch.zeros(visible.shape, dtype=dtype, device=device)
     mask.masked_fill_(to_device(~visible, device), -torch.inf)
     return to_device(positions, device), mask

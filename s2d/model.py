@@ -7,31 +7,18 @@ continue later from the hidden states there, as the exits of a sorted draft do (
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cache import KVCache
+from .cache import KVCache, LayerCache, NoCache
 from .devices import to_device
 
-# Rotated queries (B, H, T, D), keys and values (B, G, T, D) -> attended values (B, H, T, D).
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Drafting:
-    """How a model drafts unless ``Options`` say otherwise. It stands in a draft's config.json."""
-
-    exits: tuple[int, ...]  # the numbers of layers after which it may predict (draft.py)
-    thresholds: tuple[float, ...]  # one per exit; a confidence above it is enough
-    length: int = 6  # of a chain
-    stop: float = 0.0  # a path that is less probable is not continued; for chains and exit 0 alone
-    tree: tuple[int, int, int] = (10, 4, 60)  # top_k, depth and size of a ``tree.GrowingShape``
+NO_CACHE = NoCache()
 
 
 @dataclass(frozen=True)
@@ -55,7 +42,6 @@ class LlamaConfig:
     qk_norm: bool = False  # queries and keys are normalised by head, as in Qwen3
     bos_token_id: int | None = 1
     eos_token_ids: tuple[int, ...] = (2,)
-    drafting: Drafting | None = None  # of a draft with sorted exits
 
 
 class RMSNorm(nn.Module):
@@ -113,7 +99,13 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: LayerCache | NoCache,
+    ) -> Tensor:
         """x (B, T, hidden) -> (B, T, hidden)."""
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
@@ -122,21 +114,8 @@ class Attention(nn.Module):
         if self.qk_norm:
             q = self.q_norm(q)
             k = self.k_norm(k)
-        attended = attend(rotate(q, *rope), rotate(k, *rope), v)  # (B, H, T, D)
+        attended = cache.attend(rotate(q, *rope), rotate(k, *rope), v, mask)  # (B, H, T, D)
         return self.o_proj(attended.transpose(1, 2).flatten(2))
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, H, T, D).
-
-    ``mask`` (T, S+T) is added to the scores. Without a mask, attention is causal if S = 0, and a
-    single query (T = 1) attends to everything. G divides H: H/G query heads share a key head.
-    """
-    causal = mask is None and q.shape[2] > 1
-    grouped = k.shape[1] < q.shape[1]
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped
-    )
 
 
 class MLP(nn.Module):
@@ -162,8 +141,14 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rope, attend)
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: LayerCache | NoCache,
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -188,6 +173,8 @@ class Llama(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.frequencies = rope_frequencies(config)  # no buffer, so that it stays in float32
+        # As a draft: the defaults of ``options.Options`` that its config.json gives.
+        self.drafting: dict[str, Any] = {}
 
     @property
     def device(self) -> torch.device:
@@ -197,11 +184,11 @@ class Llama(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.model.norm.weight.dtype
 
-    def new_cache(self, capacity: int, first: int = 0, end: int | None = None) -> KVCache:
-        """An empty KV cache of ``capacity`` entries for layers first..end-1."""
+    def new_cache(self, first: int = 0, end: int | None = None, capacity: int = 0) -> KVCache:
+        """An empty KV cache for layers first..end-1, with memory for ``capacity`` entries."""
         layers = len(self.model.layers[first:end])
-        sizes = (layers, capacity, self.config.num_key_value_heads, self.config.head_dim)
-        return KVCache(*sizes, device=self.device, dtype=self.dtype)
+        sizes = (layers, self.config.num_key_value_heads, self.config.head_dim)
+        return KVCache(*sizes, device=self.device, dtype=self.dtype, capacity=capacity)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""
@@ -214,7 +201,7 @@ class Llama(nn.Module):
         end: int | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | NoCache = NO_CACHE,
     ) -> Tensor:
         """Run hidden states (B, T, hidden) through layers first..end-1: (B, T, hidden).
 
@@ -228,56 +215,24 @@ class Llama(nn.Module):
         Raises ValueError without a mask if several positions follow a cache that is not empty.
         """
         T = hidden.shape[1]
-        S = 0 if cache is None else cache.length
+        S = cache.length
         if S > 0 and T > 1 and mask is None:
             raise ValueError(f"{T} positions after a cache of {S} need a mask")
         if positions is None:
             positions = torch.arange(S, S + T, dtype=torch.float32, device=hidden.device)
-
-        def attend_in(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if cache is not None:
-                k, v = cache.update(layer, k, v)  # (B, G, S+T, D)
-            return attention(q, k, v, mask)
-
-        hidden = self.run_blocks(hidden, first, end, positions, attend_in)
-        if cache is not None:
-            cache.length += T
-        return hidden
-
-    def run_blocks(
-        self,
-        hidden: Tensor,
-        first: int,
-        end: int | None,
-        positions: Tensor,
-        attend_in: Callable[[int, Tensor, Tensor, Tensor], Tensor],
-    ) -> Tensor:
-        """As ``run_layers``; ``attend_in(i, q, k, v)`` is attention in the layer first + i."""
         if self.frequencies.device != hidden.device:
             self.frequencies = to_device(self.frequencies, hidden.device)
         angles = positions[:, None] * self.frequencies  # (T, D)
         rope = angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
-        for layer, block in enumerate(islice(self.model.layers, first, end)):
-            hidden = block(hidden, rope, partial(attend_in, layer))
+        cache.extend(T)
+        for block, layer in zip(islice(self.model.layers, first, end), cache.layers):
+            hidden = block(hidden, rope, mask, layer)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., hidden) after any layer -> logits (..., V)."""
         return self.lm_head(self.model.norm(hidden))
 
-    def forward(
-        self,
-        tokens: Tensor,
-        last: int | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
-        """Tokens (B, T) -> logits (B, T, V), or (B, last, V) of the ``last`` positions alone.
-
-        ``positions``, ``mask`` and ``cache``: see ``run_layers``.
-        """
-        hidden = self.run_layers(self.embed(tokens), positions=positions, mask=mask, cache=cache)
-        if last is not None:
-            hidden = hidden[:, -last:]
-        return self.logits(hidden)
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, T) -> logits (B, T, V), without a cache."""
+        return self.logits(self.run_layers(self.embed(tokens)))

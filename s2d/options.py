@@ -1,87 +1,83 @@
-"""What a caller may say, ``Options``, and what is decided then, a ``Plan``.
+"""The settings of an answer: what a caller gives, and the draft's defaults for what is not given.
 
-A method is a name for a way to draft:
-
-    ar          no draft: plain, autoregressive decoding
-    sd          one exit, a chain
-    mcsd        one exit, a tree like 4,2,2,1
-    s2d         sorted exits, a chain
-    s2d-tree    sorted exits, a growing tree
-
-It only stands for defaults: exits and trees that are given take the place of the method's. For
-example, ``sd`` with ``tree=(4, 2)`` drafts a tree from one exit, as ``mcsd`` does. README.md says
-where each part of the method is from. The setting of the S2D paper is ``rule="rejection", stop=0``
-(on the command line ``--paper``).
+README.md says where each part of the method is from. The setting of the S2D paper is
+``rule="rejection", stop=0`` (on the command line ``--paper``).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
-from math import inf
-from numbers import Integral, Real
-from operator import index
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf, nan
+from operator import index, mul
+from typing import Any, Protocol, SupportsIndex
 
 from torch import Tensor
 
-from .model import Drafting, LlamaConfig
-from .own import MAX_NODES, check_shape, short
-from .rules import Exit, Rule
+from .model import LlamaConfig
+from .rules import RuleMaker
 from .sampling import warp
 from .tree import FixedShape, GrowingShape, Shape
 
-METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
-MCSD_TREE = (4, 2, 2, 1)  # the k-config of arXiv 2401.06706
+# A method is a name for two settings: which of the draft's exits draft, and the shape of the trees.
+METHODS = {
+    "ar": ("none", "chain"),  # plain, autoregressive decoding
+    "sd": ("last", "chain"),
+    "mcsd": ("last", (4, 2, 2, 1)),  # the k-config of arXiv 2401.06706
+    "s2d": ("all", "chain"),
+    "s2d-tree": ("all", "growing"),
+}
+# What a draft's config.json does not say. A growing tree has top_k, depth and size.
+DEFAULTS = {
+    "method": "s2d",
+    "exits": (),
+    "thresholds": (),
+    "draft_length": 6,
+    "stop": 0.0,  # for chains
+    "tree": (10, 4, 60),
+}
+# Exit 0 alone: tuned on SmolLM2-135M with its datastore (end of bench/README.md).
+EXIT_0_ALONE = DEFAULTS | {
+    "method": "s2d-tree",
+    "draft_length": 4,
+    "stop": 0.03,  # for chains and trees
+    "tree": (3, 5, 5),
+}
 THRESHOLD = 0.5  # of an exit without a threshold in config.json: the published one
 # Exit 0 before exits with layers, which know more: tuned on miniatures (end of bench/README.md).
 EXIT_0_THRESHOLD = 0.9
-# Exit 0 alone: tuned on SmolLM2-135M with its datastore (end of bench/README.md).
-EXIT_0_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(3, 5, 5))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is decided, from what was asked for and from the draft's config.json."""
-
-    options: "Options"  # what was asked for
-    method: str
-    exits: tuple[int | Exit, ...]  # in the order in which they are asked; none: no draft
-    thresholds: tuple[float, ...]  # one for each exit
-    shape: Shape  # of the trees; a chain is a tree, too
-    stop: float  # a path that is less probable gets no children
-
-    def as_dict(self) -> dict[str, Any]:
-        """What was decided, in the place of what was asked, by the names of the options."""
-        decided = {"method": self.method, "exits": self.exits, "thresholds": self.thresholds}
-        return vars(self.options) | decided | {"tree": self.shape, "stop": self.stop}
+MAX_NODES = 1024  # of a tree: its mask takes this number squared
+MAX_GROWN = 8192  # nodes of a growing tree before it is cut: its ancestor matrix takes their square
+# The numbers that an option may be: of which kind, from and up to what.
+RANGES = {
+    "max_new_tokens": (int, 1, inf),
+    "temperature": (float, 0, 1e6),
+    "top_p": (float, 1e-6, 1),
+    "top_k": (int, 0, inf),
+    "seed": (int, 0, inf),
+    "stop": (float, 0, 1),
+    "draft_length": (int, 1, MAX_NODES),
+}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked for. Where it is None, ``plan`` decides."""
+    """All settings of an answer, as they were decided."""
 
-    # One of METHODS. The default is "s2d"; if exit 0 drafts alone, it is "s2d-tree", unless
-    # ``draft_length`` asks for a chain.
-    method: str | None = None
+    method: str = "s2d"  # one of METHODS, for reports alone: the next four say what it means
+    # The numbers of layers after which the draft may predict, in ascending order; 0 is the n-gram
+    # table. A function (target, draft) -> ``draft.Exit`` may stand among them, such as a class.
+    exits: tuple[int | Callable[..., Any], ...] = ()
+    thresholds: tuple[float, ...] = ()  # a confidence above it is enough; the last exit has none
+    shape: Shape = FixedShape(())  # of the trees; a chain is a tree, too
+    stop: float = 0.0  # a path is not continued if its estimated probability is lower
     max_new_tokens: int = 128  # the answer ends after so many tokens, if not before
     temperature: float = 0.0  # 0 is greedy
     top_p: float = 1.0  # the share of the probability that nucleus sampling keeps; 1 keeps all
     top_k: int = 0  # the number of tokens that may be sampled; 0 keeps all
     seed: int = 0  # of all random numbers
-    # The numbers of layers after which the draft may predict, in ascending order; 0 is the n-gram
-    # table. Any object with the members of ``rules.Exit`` may stand among them.
-    exits: Sequence[int | Exit] | None = None
-    # One per exit; a confidence above it is enough. The last exit always drafts, whatever its
-    # threshold is.
-    thresholds: Sequence[float] | None = None
-    draft_length: int | None = None  # the most tokens of a chain
-    # The children of each node, by level, such as (4, 2, 2, 1); or an object with the members of
-    # ``tree.Shape``.
-    tree: Sequence[int] | Shape | None = None
-    stop: float | None = None  # a path is not continued if its estimated probability is lower
-    # "noise" or "rejection" (rules.py), or an object with the members of ``rules.Rule``. At
-    # temperature 0 nothing is drawn, and both names are one rule.
-    rule: str | Rule = "noise"
+    # "noise", "rejection" or a function (distribution, draws) -> ``rules.Rule``, such as a class.
+    # At temperature 0 nothing is drawn, and both names are one rule.
+    rule: str | RuleMaker = "noise"
     init: str = "draft"  # what proposes the first level: it, or the "target" (mcsd/roots.py)
     decision: Any = None  # a model that estimates where drafting pays (mcsd/decision.py)
     datastore: Any = None  # n-grams of other texts, for exit 0 (ngram/datastore.py)
@@ -89,157 +85,151 @@ class Options:
     # of your own with ``begin`` and ``cut``, as it has.
     stop_at: Any = None
 
-    def plan(self, config: LlamaConfig | None) -> Plan:
-        """What is decided; ValueError for what cannot be run.
-
-        ``config`` is the draft model's. Without one, exit 0 drafts alone.
-        """
-        for name, members in MEMBERS.items():
-            value = getattr(self, name)
-            has_all = all(hasattr(value, member) for member in members)
-            if value is not None and (isinstance(value, type) or not has_all):
-                words = ", ".join(members)
-                raise ValueError(f"{name} is an object with {words}, not {short(value)}")
-        if self.method == "ar":
-            alone = replace(self, init="draft", decision=None)
-            return Plan(alone, "ar", exits=(), thresholds=(), shape=FixedShape(()), stop=0.0)
-        exit_0_alone = self.exits == (0,) or (self.exits is None and config is None)
-        drafting = default_drafting(None if exit_0_alone else config)
-        method = self.method
-        if method is None:
-            method = "s2d-tree" if exit_0_alone and self.draft_length is None else "s2d"
-        exits = drafting.exits if method in ("s2d", "s2d-tree") else drafting.exits[-1:]
-        if self.exits is not None:
-            exits = tuple(int(each) if isinstance(each, Integral) else each for each in self.exits)
-        numbers = [each for each in exits if isinstance(each, int)]
-        if not exits or numbers != sorted(set(numbers)):
-            raise ValueError(f"exits: expected increasing numbers of layers, not {numbers}")
-        layers = 0 if config is None else config.num_hidden_layers
-        if numbers and not 0 <= numbers[0] <= numbers[-1] <= layers:
-            draft = f"the draft has {layers} layers" if layers else "there is no draft model"
-            raise ValueError(f"exits {numbers}: {draft}")
-        if self.datastore is not None and 0 not in exits:
-            raise ValueError("a datastore is what exit 0 reads, which is not among the exits")
-        thresholds = self.choose_thresholds(exits, drafting)
-        shape = self.choose_shape(method, drafting)
-        check_shape(shape)
-        is_chain = isinstance(shape, FixedShape) and max(shape.widths) == 1
-        stop = drafting.stop if is_chain or exit_0_alone else 0.0
-        if self.decision is not None:
-            stop = self.decision.threshold
-        if self.stop is not None:
-            stop = self.stop
-        return Plan(self, method, exits, thresholds, shape, stop)
-
-    def choose_thresholds(
-        self, exits: tuple[int | Exit, ...], drafting: Drafting
-    ) -> tuple[float, ...]:
-        """A threshold for each of ``exits``: what is asked for, or what the draft has."""
-        if self.thresholds is not None:
-            if len(self.thresholds) != len(exits):
-                raise ValueError(f"{len(exits)} exits, but {len(self.thresholds)} thresholds")
-            return self.thresholds
-        if exits == drafting.exits:
-            return drafting.thresholds
-        # A last exit has 0. No exit that is given after it would ever be asked.
-        own = zip(drafting.exits, drafting.thresholds)
-        known = {0: EXIT_0_THRESHOLD} | {each: number for each, number in own if number > 0}
-        thresholds = []
-        for each in exits[:-1]:
-            if not isinstance(each, int):
-                raise ValueError(f"no threshold is known for {short(each)}: give thresholds")
-            thresholds.append(known.get(each, THRESHOLD))
-        return (*thresholds, 0.0)  # the last exit always drafts
-
-    def choose_shape(self, method: str, drafting: Drafting) -> Shape:
-        """The shape that is asked for, or the method's."""
-        if is_object(self.tree, Shape):
-            return self.tree
-        if self.tree is not None:
-            try:
-                return FixedShape(tuple(map(index, islice(self.tree, MAX_NODES + 1))))
-            except TypeError:
-                words = "a tree is a list of widths or a Shape"
-                raise ValueError(f"{words}, not {short(self.tree)}") from None
-        if self.draft_length is None and method == "mcsd":
-            return FixedShape(MCSD_TREE)
-        if self.draft_length is None and method == "s2d-tree":
-            return GrowingShape(*drafting.tree)
-        return FixedShape((1,) * (self.draft_length or drafting.length))
-
     def distribution(self, logits: Tensor) -> Tensor:
-        """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.
-
-        At temperature 0 nothing is drawn. It then returns the probabilities at temperature 1.
-        """
-        if self.temperature == 0:
-            return warp(logits, temperature=1.0)
+        """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from."""
         return warp(logits, self.temperature, self.top_p, self.top_k)
 
-    def __post_init__(self) -> None:
-        """ValueError for what can never be run."""
-        for name, (kind, low, high) in RANGES.items():
-            value = getattr(self, name)
-            if value is None and name in ("stop", "draft_length"):
-                continue
-            if not isinstance(value, kind) or not low <= value <= high:
-                noun = "a whole number" if kind is Integral else "a number"
-                up_to = "" if high == inf else f" up to {high:g}"
-                raise ValueError(f"{name}: expected {noun} from {low:g}{up_to}, not {short(value)}")
-            # Small numbers of NumPy would overflow.
-            object.__setattr__(self, name, int(value) if kind is Integral else float(value))
-        if 0 < self.temperature < 1e-6:
-            raise ValueError(f"temperature: expected 0, or at least 1e-6, not {self.temperature}")
-        if self.method not in (None, *METHODS):
-            raise ValueError(f"unknown method {short(self.method)}; expected {', '.join(METHODS)}")
-        if self.rule not in ("noise", "rejection") and not is_object(self.rule, Rule):
-            raise ValueError(f"rule is 'noise', 'rejection' or a Rule, not {short(self.rule)}")
-        if self.init not in ("draft", "target"):
-            raise ValueError(f"init is 'draft' or 'target', not {short(self.init)}")
-        if self.tree is not None and self.draft_length is not None:
-            raise ValueError("tree: expected without draft_length, as a tree has its own depth")
-        for name in ("exits", "thresholds"):
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, value if value is None else tuple(value))
-            except TypeError:
-                raise ValueError(f"{name}: expected a list, not {short(value)}") from None
-        for each in self.exits or ():
-            if not isinstance(each, Integral) and not is_object(each, Exit):
-                raise ValueError(f"exits are numbers of layers or Exits, not {short(each)}")
-        for each in self.thresholds or ():
-            if not isinstance(each, Real) or not 0 <= each < inf:
-                raise ValueError(f"thresholds: expected numbers from 0, not {short(each)}")
+
+class HasDefaults(Protocol):
+    """A draft: a ``Llama``, or a folder that is not loaded yet."""
+
+    config: LlamaConfig
+    drafting: dict[str, Any]  # "exits", "thresholds", "draft_length", "stop" and "tree", if known
 
 
-# The numbers that an option may be: of which kind, from and up to what.
-RANGES = {
-    "max_new_tokens": (Integral, 1, inf),
-    "temperature": (Real, 0, 1e6),
-    "top_p": (Real, 1e-6, 1),
-    "top_k": (Integral, 0, inf),
-    "seed": (Integral, 0, inf),
-    "stop": (Real, 0, 1),
-    "draft_length": (Integral, 1, MAX_NODES),
-}
-# What an object has to have that is given for an option.
-MEMBERS = {
-    "stop_at": ("begin", "cut"),
-    "decision": ("estimate", "threshold", "prepare_for"),
-    "datastore": ("followers", "doubts"),
-}
+def decide(draft: HasDefaults | None, **given: Any) -> Options:
+    """The settings for a ``draft``, or for exit 0 alone: see ``fill_in``.
 
-
-def is_object(value: Any, protocol: type) -> bool:
-    """Whether ``value`` has the members of a ``protocol``, and is not a class that has them."""
-    return isinstance(value, protocol) and not isinstance(value, type)
-
-
-def default_drafting(config: LlamaConfig | None) -> Drafting:
-    """How the draft model of a ``config`` drafts by default; None stands for exit 0 alone.
-
-    A model without sorted exits drafts after its last layer.
+    Raises ValueError for what cannot be run.
     """
-    if config is None:
-        return EXIT_0_ALONE
-    return config.drafting or Drafting(exits=(config.num_hidden_layers,), thresholds=(0.0,))
+    try:
+        options = fill_in(draft, **given)
+        refuse(options, layers=0 if draft is None else draft.config.num_hidden_layers)
+    except TypeError as error:
+        raise ValueError(f"options: {error}") from None
+    return options
+
+
+def fill_in(
+    draft: HasDefaults | None,
+    method: str | None = None,
+    exits: Sequence[int | Callable[..., Any]] | None = None,
+    thresholds: Sequence[float] | None = None,
+    draft_length: int | None = None,
+    tree: Sequence[int] | Shape | None = None,
+    stop: float | None = None,
+    **others: Any,
+) -> Options:
+    """What is given, and the draft's defaults for what is not.
+
+    Args:
+        method: one of METHODS. Exits and shapes that are given take the place of the method's.
+        exits, stop, others: see ``Options``.
+        thresholds: one for each exit but the last, which always answers. One for it is not read.
+        draft_length: the most tokens of a chain.
+        tree: the children of each node, by level, such as (4, 2, 2, 1); or a ``Shape``.
+    """
+    others = {name: within(name, value) for name, value in others.items()}
+    if exits is None and draft is None:
+        exits = (0,)
+    if exits is not None:
+        exits = tuple(index(each) if isinstance(each, SupportsIndex) else each for each in exits)
+    defaults = EXIT_0_ALONE
+    if exits != (0,):
+        defaults = DEFAULTS
+    if draft is not None and exits != (0,):
+        defaults = DEFAULTS | {"exits": (draft.config.num_hidden_layers,)} | draft.drafting
+    method = defaults["method"] if method is None else method
+    if method not in METHODS:
+        raise ValueError(f"unknown method {short(method)}; expected {', '.join(METHODS)}")
+    which, trees = METHODS[method]
+    if which == "none":
+        return Options(method, **(others | {"init": "draft", "decision": None, "datastore": None}))
+    if exits is None:
+        exits = defaults["exits"] if which == "all" else defaults["exits"][-1:]
+    if thresholds is None:
+        known = {0: EXIT_0_THRESHOLD} | dict(zip(defaults["exits"][:-1], defaults["thresholds"]))
+        thresholds = [known.get(each, THRESHOLD) for each in exits]
+    elif len(thresholds) not in (len(exits), len(exits) - 1):
+        raise ValueError(f"{len(exits)} exits, but {len(thresholds)} thresholds")
+    if tree is not None and draft_length is not None:
+        raise ValueError("tree: expected without draft_length, as a tree has its own depth")
+    if tree is not None:
+        shape = tree if hasattr(tree, "frontier") else FixedShape(tuple(map(index, tree)))
+    elif draft_length is not None or trees == "chain":
+        length = defaults["draft_length"] if draft_length is None else draft_length
+        shape = FixedShape((1,) * within("draft_length", length))
+    else:
+        shape = GrowingShape(*defaults["tree"]) if trees == "growing" else FixedShape(trees)
+    if stop is None and others.get("decision") is not None:
+        stop = others["decision"].threshold
+    if stop is None:
+        is_chain = isinstance(shape, FixedShape) and max(shape.widths, default=0) == 1
+        stop = defaults["stop"] if is_chain or defaults is EXIT_0_ALONE else 0.0
+    thresholds = tuple(map(float, thresholds[: len(exits) - 1]))
+    return Options(method, exits, thresholds, shape, within("stop", stop), **others)
+
+
+def within(name: str, value: Any) -> Any:
+    """The number that was given for an option, if it is in its range; other values as they are."""
+    if name not in RANGES:
+        return value
+    kind, low, high = RANGES[name]
+    try:
+        number = index(value) if kind is int else float(value)
+    except (TypeError, ValueError):
+        number = nan
+    if not low <= number <= high:
+        noun = "a whole number" if kind is int else "a number"
+        up_to = "" if high == inf else f" up to {high:g}"
+        raise ValueError(f"{name}: expected {noun} from {low:g}{up_to}, not {short(value)}")
+    return number
+
+
+def refuse(options: Options, layers: int) -> None:
+    """ValueError for settings that a draft with so many ``layers`` cannot run."""
+    if 0 < options.temperature < 1e-6:
+        raise ValueError(f"temperature: expected 0, or at least 1e-6, not {options.temperature}")
+    if options.rule not in ("noise", "rejection") and not callable(options.rule):
+        words = "'noise', 'rejection' or a function (distribution, draws) -> Rule"
+        raise ValueError(f"rule is {words}, not {short(options.rule)}")
+    if options.init not in ("draft", "target"):
+        raise ValueError(f"init is 'draft' or 'target', not {short(options.init)}")
+    for each in (options.decision, options.datastore, options.stop_at):
+        if isinstance(each, type):
+            raise ValueError(f"expected an object, and not its class {each.__name__}")
+    numbers = [each for each in options.exits if isinstance(each, int)]
+    for each in options.exits:
+        if not isinstance(each, int) and not callable(each):
+            words = "numbers of layers or functions (target, draft) -> Exit"
+            raise ValueError(f"exits are {words}, not {short(each)}")
+    if options.method != "ar" and not options.exits or numbers != sorted(set(numbers)):
+        raise ValueError(f"exits: expected increasing numbers of layers, not {numbers}")
+    if numbers and not 0 <= numbers[0] <= numbers[-1] <= layers:
+        draft = f"the draft has {layers} layers" if layers else "there is no draft model"
+        raise ValueError(f"exits {numbers}: {draft}")
+    if not all(0 <= each < inf for each in options.thresholds):
+        raise ValueError(f"thresholds: expected numbers from 0, not {options.thresholds}")
+    if options.datastore is not None and 0 not in options.exits:
+        raise ValueError("a datastore is what exit 0 reads, which is not among the exits")
+    if options.exits and not is_small(options.shape):
+        words = f"up to {MAX_NODES} nodes, and {MAX_GROWN} before a tree is cut"
+        raise ValueError(f"tree: expected {words}, not {short(options.shape)}")
+
+
+def is_small(shape: Shape) -> bool:
+    """Whether a tree of this shape has few enough nodes; others than ours are counted later."""
+    if isinstance(shape, GrowingShape):
+        numbers = shape.top_k, shape.depth, shape.size
+        grown = shape.top_k**2 * shape.depth
+        return min(numbers) >= 1 and shape.size <= MAX_NODES and grown <= MAX_GROWN
+    if isinstance(shape, FixedShape):
+        widths = shape.widths
+        fits = len(widths) <= MAX_NODES and all(type(each) is int and each >= 1 for each in widths)
+        return fits and 1 <= sum(accumulate(widths, mul)) <= MAX_NODES
+    return True
+
+
+def short(value: Any) -> str:
+    """A value in a message: in one line, and not long."""
+    return f"{' '.join(repr(value).split()):.60}"

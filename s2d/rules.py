@@ -8,58 +8,48 @@ top-k and top-p. The text has to be the target's own, or a draw from its distrib
 - ``Rejection``, as in the papers: the draft draws a token x from q. The token is accepted with
   probability min(1, p(x) / q(x)), and otherwise another one is drawn from what is left of p. The
   text is a draw from the target's distribution.
-- ``SharedNoise``, ours: at each position, the target takes the token with the largest p / e, where
-  e is random noise from the seed and the position. This draws from p. The draft knows the noise as
-  well, and proposes the tokens that will probably win. One seed gives one text, whatever drafts.
+- ``SharedNoise``, ours: at each position, the target takes the token with the largest log p + g,
+  where g is Gumbel noise from the seed and the position. This draws from p. The draft knows the
+  noise as well, and trusts half of it: it proposes the tokens with the largest log q + g / 2. One
+  seed gives one text, whatever drafts.
 
-Any object with the members of ``Rule`` can be given to ``generate``.
+A rule of your own is given to ``generate`` as a function that makes it, such as its class.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from math import isnan
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from .sampling import Draws, Noise, draft_scores, warp
+from .sampling import NOT_FINITE, Draws, warp
 from .tree import Proposal, Tree
+
+NO_TOKEN = -1  # where the logits allow none
+Distribution = Callable[[Tensor], Tensor]  # logits (..., V) -> probabilities (..., V)
 
 
 class Prediction(NamedTuple):
     """What an exit of the draft says about the tokens that follow R nodes."""
 
     logits: Tensor  # (R, V)
-    confidence: float  # how sure the exit is; usually its largest probability at temperature 1
+    # How sure the exit is; usually its largest probability at temperature 1. At 0 it knows nothing.
+    confidence: float
     hidden: Tensor | None = None  # (R, hidden): before the norm and the LM head, if there are any
 
 
-@runtime_checkable
-class Exit(Protocol):
-    """A place where the draft may predict: ``LayerExit``, or an object of your own."""
-
-    exit_layer: int  # the number of layers before it: the exit's name in statistics
-    max_positions: float  # the length of the longest text that it can read
-
-    def start(self, capacity: int) -> None:
-        """An answer begins. Its context and the expanded nodes have up to ``capacity`` entries."""
-
-    def predict(self, tree: Tree, nodes: list[int]) -> Prediction | None:
-        """What follows each of R ``nodes`` of the last level; None: the exit knows nothing."""
-
-    def keep(self, tree: Tree, accepted: list[int]) -> None:
-        """Forget all nodes of ``tree`` but the ``accepted`` path: now it is a part of the text."""
-
-
-@runtime_checkable
 class Rule(Protocol):
-    """What a draft proposes, and what of it is accepted: one below, or an object of your own."""
+    """What a draft proposes, and what of it is accepted."""
 
     exact: bool  # whether the text is the target's own, or follows its distribution
 
-    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
-        """Up to ``count`` different children for each of R ``nodes`` of ``tree``.
+    def propose(
+        self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
+    ) -> Proposal:
+        """Different children for R ``nodes`` of ``tree``, up to widths[i] of them for nodes[i].
 
-        Row i of ``logits`` (R, V) is what the draft says after nodes[i].
+        Row i of ``prediction.logits`` (R, V) is what the draft says after nodes[i].
         """
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
@@ -70,35 +60,48 @@ class Rule(Protocol):
         """
 
 
-def follow(tree: Tree, choices: list[int], start: int = 0) -> tuple[list[int], int]:
-    """Walk from the node ``start`` to the child that is the target's choice, and on from there.
+# Makes the rule of an answer: the distribution has the answer's temperature, top-k and top-p, and
+# the draws have its seed. At temperature 0 the distribution has one token.
+RuleMaker = Callable[[Distribution, Draws], Rule]
 
-    choices[i] is the token that the target takes after node i. It depends on the text and on the
-    seed, but not on the draft. So the text is the target's own, whatever the tree is made of. An
-    example: below the root are node 1, with token 5, and node 2, with token 6; below node 2 is node
-    3, with token 7. If the choices are [6, 9, 7, 8], the nodes 2 and 3 are accepted, and 8 is the
-    bonus token.
+
+def follow(tree: Tree, scores: Tensor) -> tuple[list[int], int]:
+    """Walk from the root to the child that is the target's choice, and on from there.
+
+    The target's choice after node i is the token with the largest of the ``scores`` (N+1, V) in row
+    i. It depends on the text and on the seed, but not on the draft. So the text is the target's
+    own, whatever the tree is made of. An example: below the root are node 1, with token 5, and node
+    2, with token 6; below node 2 is node 3, with token 7. If the choices are [6, 9, 7, 8], the
+    nodes 2 and 3 are accepted, and 8 is the bonus token.
     """
+    best, tokens = scores.max(dim=-1)  # (N+1,)
+    choices = torch.where(best.isfinite(), tokens, NO_TOKEN).tolist()
     node_of = {pair: node for node, pair in enumerate(zip(tree.parents, tree.tokens))}
     accepted: list[int] = []
-    node = start
+    node = 0
     while (node, choices[node]) in node_of:
         node = node_of[node, choices[node]]
         accepted.append(node)
+    if choices[node] == NO_TOKEN:
+        raise ValueError(NOT_FINITE)
     return accepted, choices[node]
 
 
 class Greedy:
-    """Temperature 0: the most probable tokens."""
+    """Temperature 0: the most probable tokens. Nothing is drawn."""
 
     exact = True
 
-    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
-        return best_children(warp(logits, temperature=1.0), count)
+    def __init__(self, distribution: Distribution, draws: Draws) -> None:
+        pass
 
-    def verify(self, tree: Tree, logits: Tensor, start: int = 0) -> tuple[list[int], int]:
-        choices = logits.argmax(dim=-1).tolist()  # (N+1,)
-        return follow(tree, choices, start)
+    def propose(
+        self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
+    ) -> Proposal:
+        return best_children(warp(prediction.logits, temperature=1.0), widths)
+
+    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
+        return follow(tree, logits)
 
 
 class Rejection:
@@ -108,8 +111,8 @@ class Rejection:
 
     1. Each tested token was drawn from q. It is not the argmax of q, for example.
     2. The exit is chosen before a token is drawn from its q.
-    3. Every token that was drawn is sent. A chain may end because its last token was improbable,
-       but that token is sent as well.
+    3. Every token that was drawn is sent. To leave out a drawn token because it is improbable would
+       change the law of the others.
     4. The random numbers that test a token are independent of those that drew it.
 
     A growing tree leaves nodes out, which breaks the third condition. So its children are
@@ -117,31 +120,30 @@ class Rejection:
     drawn from a distribution that has only x: it is accepted with probability p(x), and what is
     left of p is p without x. So q plays no part in the test.
 
-    ``distribution`` turns logits (R, V) into probabilities, such as ``Options.distribution``.
     Tokens are drawn and tested on the CPU, where ``draws`` come from.
     """
 
     exact = True
 
-    def __init__(
-        self, distribution: Callable[[Tensor], Tensor], draws: Draws, chosen: bool = False
-    ) -> None:
+    def __init__(self, distribution: Distribution, draws: Draws, chosen: bool = False) -> None:
         self.distribution = distribution
         self.draws = draws
         self.chosen = chosen
 
-    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
-        q = self.distribution(logits)  # (R, V)
+    def propose(
+        self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
+    ) -> Proposal:
+        q = self.distribution(prediction.logits)  # (R, V)
         if self.chosen:
-            return best_children(q, count)
+            return best_children(q, widths)
         q = q.cpu()
-        tokens = self.draws.candidates(q, min(count, q.shape[1]))
-        return Proposal(*as_lists(tokens, q.gather(1, tokens)), q=q.unbind())
+        tokens = self.draws.candidates(q, min(max(widths), q.shape[1]))  # (R, C)
+        return as_proposal(tokens, q.gather(1, tokens), widths)._replace(q=q.unbind())
 
-    def verify(self, tree: Tree, logits: Tensor, start: int = 0) -> tuple[list[int], int]:
+    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
         p = self.distribution(logits).cpu()  # (N+1, V)
         accepted: list[int] = []
-        node = start
+        node = 0
         while True:
             children = tree.children(node)
             child, left = self.test_children(children, tree.tokens, p[node], tree.q.get(node))
@@ -151,7 +153,7 @@ class Rejection:
             node = child
 
     def test_children(
-        self, children: list[int], tokens: list[int], p: Tensor, q: Tensor | None
+        self, children: list[int], tokens: Sequence[int], p: Tensor, q: Tensor | None
     ) -> tuple[int | None, Tensor]:
         """Which of a node's children is accepted, or None, and what is left of p (V,).
 
@@ -192,40 +194,45 @@ def without(q: Tensor, token: int) -> Tensor:
 
 
 class SharedNoise:
-    """The target takes the token with the largest p / e. The draft knows e as well (``Noise``)."""
+    """The target takes the token with the largest log p + g. The draft trusts half of g.
+
+    q is only near p. More tokens with the largest log q + g / 2 are accepted than of those with the
+    largest log q or log q + g. That was measured (end of bench/README.md).
+    """
 
     exact = True
 
-    def __init__(self, distribution: Callable[[Tensor], Tensor], noise: Noise) -> None:
+    def __init__(self, distribution: Distribution, draws: Draws) -> None:
         self.distribution = distribution
-        self.noise = noise
+        self.draws = draws
 
-    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
-        """The children are the tokens with the largest ``draft_scores``."""
-        q = self.distribution(logits)  # (R, V)
-        scores = draft_scores(q, self.noise.at(tree.next_positions(nodes)))  # (R, V)
-        return best_children(scores / scores.sum(dim=-1, keepdim=True), count)
+    def propose(
+        self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
+    ) -> Proposal:
+        q = self.distribution(prediction.logits)  # (R, V)
+        noise = self.draws.noise(tree.next_positions(nodes), like=q)  # (R, V)
+        return best_children((q.log() + noise / 2).softmax(dim=-1), widths)
 
-    def verify(self, tree: Tree, logits: Tensor, start: int = 0) -> tuple[list[int], int]:
+    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
         p = self.distribution(logits)  # (N+1, V)
-        noise = self.noise.at(tree.next_positions(range(len(tree.tokens))))  # (N+1, V)
-        choices = (p / noise).argmax(dim=-1).tolist()
-        return follow(tree, choices, start)
+        noise = self.draws.noise(tree.next_positions(range(len(p))), like=p)  # (N+1, V)
+        return follow(tree, p.log() + noise)
 
 
-def best_children(scores: Tensor, count: int) -> Proposal:
-    """The ``count`` tokens with the largest ``scores`` (R, V), and these as estimates."""
-    probs, tokens = scores.topk(min(count, scores.shape[1]))
-    return Proposal(*as_lists(tokens, probs))
+def best_children(probs: Tensor, widths: Sequence[int]) -> Proposal:
+    """The widths[i] tokens with the largest ``probs`` (R, V) in row i, and these as estimates."""
+    best, tokens = probs.topk(min(max(widths), probs.shape[1]))
+    return as_proposal(tokens, best, widths)
 
 
-def as_lists(tokens: Tensor, probs: Tensor) -> tuple[list[list[int]], list[list[float]]]:
-    """``tokens`` and their ``probs`` (R, C) as lists, without tokens of probability 0."""
+def as_proposal(tokens: Tensor, probs: Tensor, widths: Sequence[int]) -> Proposal:
+    """``tokens`` and their ``probs`` (R, C), up to widths[i] in row i; none of probability 0."""
     both = torch.stack((tokens.to(probs.dtype), probs))  # so that a GPU is waited for once
-    token_rows = []
-    prob_rows = []
-    for row in zip(*both.tolist()):
-        possible = [(int(token), prob) for token, prob in zip(*row) if prob > 0]
-        token_rows.append([token for token, _ in possible])
-        prob_rows.append([prob for _, prob in possible])
-    return token_rows, prob_rows
+    proposal = Proposal([], [])
+    for token_row, prob_row, width in zip(*both.tolist(), widths):
+        if isnan(prob_row[0]):
+            raise ValueError(NOT_FINITE)
+        possible = [(int(token), prob) for token, prob in zip(token_row, prob_row) if prob > 0]
+        proposal.tokens.append([token for token, _ in possible[:width]])
+        proposal.probs.append([prob for _, prob in possible[:width]])
+    return proposal

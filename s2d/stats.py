@@ -1,35 +1,35 @@
 """What a generation did: its steps, the numbers that they add up to, and the answer."""
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .options import Plan
-from .rules import Exit
-from .tree import Tree
+from .options import Options
+from .tree import TARGET, Tree
 
 
 @dataclass
 class Step:
-    """One pass of the target, and the drafting before it. It is filled in part by part."""
+    """One pass of the target, and the drafting before it."""
 
-    tree: Tree
-    logits: Tensor = field(init=False)  # (N+1, V): row i is what the target says after node i
-    accepted: list[int] = field(init=False)  # the nodes of a path, up to the answer's end
-    tokens: list[int] = field(init=False)  # emitted: the path's, and the bonus token, up to the end
-    draft_seconds: float = field(init=False)
-    target_seconds: float = field(init=False)  # of the target's pass; on a GPU, until it is queued
-    seconds: float = field(init=False)  # of the whole step
+    tree: Tree  # as it was sent
+    logits: Tensor  # (N+1, V): row i is what the target says after node i
+    # (T, hidden): the target's last hidden states, before its norm and LM head, of what it has read
+    # in this step. The last N+1 are those of the nodes, and in the first step the prompt's are
+    # before them.
+    hidden: Tensor
+    accepted: list[int]  # the nodes of a path, up to the answer's end
+    tokens: list[int]  # emitted: the path's, and the bonus token, up to the answer's end
+    seconds: float = 0.0
 
     @property
-    def sources(self) -> list[int | None]:
-        """By emitted token: which exit drafted it, by its number of layers; None: the target."""
+    def sources(self) -> list[int]:
+        """By emitted token: the number of the exit that drafted it, or TARGET."""
         drafted = [self.tree.exit_layers[node] for node in self.accepted]
-        return drafted + [None] * (len(self.tokens) - len(drafted))
+        return drafted + [TARGET] * (len(self.tokens) - len(drafted))
 
     def log_probabilities(self) -> list[float]:
         """By emitted token: log p under the target, at temperature 1, without top-k and top-p."""
@@ -40,42 +40,61 @@ class Step:
         return logs.gather(1, tokens[:, None])[:, 0].tolist()
 
 
+class Counted(NamedTuple):
+    """The plain numbers of a step."""
+
+    emitted: int  # tokens, the bonus token included
+    levels: int  # that were drafted, also those of which no node was sent
+    sent: list[tuple[int, int]]  # depth and exit of each drafted node
+    accepted: list[int]  # the exits that drafted the accepted nodes, from depth 1 down
+    seconds: float
+
+
 @dataclass
 class Stats:
     """What all steps did together. The first pass reads the prompt as well."""
 
-    accept_lengths: list[int] = field(default_factory=list)  # tokens emitted in each step
-    exit_counts: Counter[int] = field(default_factory=Counter)  # exit -> its tokens that were sent
-    exit_levels: Counter[int] = field(default_factory=Counter)  # exit -> its levels that were sent
-    exit_accepted: Counter[int] = field(default_factory=Counter)  # exit -> its accepted tokens
-    draft_levels: int = 0  # levels that were drafted, also those of which no node was sent
-    draft_tokens: int = 0  # drafted nodes that were sent
-    accepted_tokens: int = 0  # drafted tokens that were emitted, so without bonus tokens
-    depth_sent: Counter[int] = field(default_factory=Counter)  # depth -> trees with a node there
-    depth_accepted: Counter[int] = field(default_factory=Counter)  # depth -> accepted nodes
-    draft_seconds: float = 0.0
-    target_seconds: float = 0.0
-    seconds: float = 0.0
+    exits: list[int]  # the numbers of the exits, in the order in which they are asked
+    counted: list[Counted] = field(default_factory=list)
 
     def add(self, step: Step) -> None:
-        exits = step.tree.exit_layers[1:]  # of all nodes but the root
-        exit_at = dict(zip(step.tree.depths[1:], exits))  # {depth: the exit of that level}
-        self.accept_lengths.append(len(step.tokens))
-        self.exit_counts.update(each for each in exits if each is not None)
-        self.exit_levels.update(each for each in exit_at.values() if each is not None)
-        self.exit_accepted.update(each for each in step.sources if each is not None)
-        self.draft_levels += step.tree.depth
-        self.draft_tokens += len(exits)
-        self.accepted_tokens += len(step.accepted)
-        self.depth_sent.update(exit_at.keys())
-        self.depth_accepted.update(range(1, len(step.accepted) + 1))
-        self.draft_seconds += step.draft_seconds
-        self.target_seconds += step.target_seconds
-        self.seconds += step.seconds
+        tree = step.tree
+        sent = list(zip(tree.depths[1:], tree.exit_layers[1:]))
+        accepted = [tree.exit_layers[node] for node in step.accepted]
+        self.counted.append(Counted(len(step.tokens), tree.depth, sent, accepted, step.seconds))
 
     @property
     def steps(self) -> int:
-        return len(self.accept_lengths)
+        return len(self.counted)
+
+    @property
+    def seconds(self) -> float:
+        return sum(step.seconds for step in self.counted)
+
+    @property
+    def accept_lengths(self) -> list[int]:
+        """Tokens emitted in each step."""
+        return [step.emitted for step in self.counted]
+
+    @property
+    def draft_levels(self) -> int:
+        return sum(step.levels for step in self.counted)
+
+    @property
+    def draft_tokens(self) -> int:
+        """Drafted nodes that were sent."""
+        return sum(len(step.sent) for step in self.counted)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafted tokens that were emitted, so without bonus tokens."""
+        return sum(len(step.accepted) for step in self.counted)
+
+    @property
+    def exit_counts(self) -> Counter[int]:
+        """Exit -> its tokens that were sent."""
+        exits = Counter(exit_layer for step in self.counted for _, exit_layer in step.sent)
+        return Counter({each: exits[each] for each in self.exits if each in exits})
 
     @property
     def mean_accepted_tokens(self) -> float:
@@ -91,30 +110,34 @@ class Stats:
         """Accepted draft tokens per drafted level; 0.0 without a draft."""
         return self.accepted_tokens / max(1, self.draft_levels)
 
-    def acceptance(self, exits: Iterable[int | Exit]) -> dict[str, Any]:
-        """What was drafted and accepted, by position and by exit; ``exits`` are those of the plan.
+    def acceptance(self) -> dict[str, Any]:
+        """What was drafted and accepted, by position and by exit.
 
         Names are those of vLLM's ``metrics.speculative_decoding``, or like them. A step counts if a
         tree was sent in it. The first position is 0. An exit counts as asked once for each level
         that it or a deeper one drafts. Levels of which no node was sent are not counted.
         """
-        depths = range(1, len(self.depth_sent) + 1)
-        layers = [each if isinstance(each, int) else each.exit_layer for each in exits]
+        levels = [dict(step.sent) for step in self.counted]  # of a step: {depth: its exit}
+        trees_to = Counter(depth for step in levels for depth in step)
+        depths = range(1, len(trees_to) + 1)
+        accepted = [sum(len(step.accepted) >= depth for step in self.counted) for depth in depths]
+        drafted_by = Counter(exit_layer for step in levels for exit_layer in step.values())
+        accepted_of = Counter(exit_layer for step in self.counted for exit_layer in step.accepted)
         per_exit = {}
-        for index, layer in enumerate(layers):
-            per_exit[layer] = {
-                "num_asked": sum(self.exit_levels[deeper] for deeper in layers[index:]),
-                "num_draft_tokens": self.exit_counts[layer],
-                "num_accepted_draft_tokens": self.exit_accepted[layer],
+        for place, exit_layer in enumerate(self.exits):
+            per_exit[exit_layer] = {
+                "num_asked": sum(drafted_by[deeper] for deeper in self.exits[place:]),
+                "num_draft_tokens": self.exit_counts[exit_layer],
+                "num_accepted_draft_tokens": accepted_of[exit_layer],
             }
         return {
             "draft_acceptance_rate": self.accepted_tokens / max(1, self.draft_tokens),
-            "num_spec_steps": self.depth_sent[1],
+            "num_spec_steps": trees_to[1],
             "num_draft_tokens": self.draft_tokens,
             "num_accepted_draft_tokens": self.accepted_tokens,
-            "num_drafts_per_pos": [self.depth_sent[depth] for depth in depths],
-            "num_accepted_tokens_per_pos": [self.depth_accepted[depth] for depth in depths],
-            "rates_per_pos": [self.depth_accepted[d] / self.depth_sent[d] for d in depths],
+            "num_drafts_per_pos": [trees_to[depth] for depth in depths],
+            "num_accepted_tokens_per_pos": accepted,
+            "rates_per_pos": [right / trees_to[depth] for right, depth in zip(accepted, depths)],
             "per_exit": per_exit,
         }
 
@@ -126,11 +149,11 @@ class Generation:
     tokens: list[int]  # the new ones, up to EOS or the last one that ``Options.stop_at`` allows
     ended: str  # "eos", "stop_at", "length", "context" (the target's is full), or "": it goes on
     stats: Stats
-    plan: Plan
+    options: Options
     exact: bool  # whether the method is lossless
     prompt_length: int
 
     def text(self, tokenizer: Any) -> str:
         """The answer as text, by a ``Tokenizer``."""
-        stop_at = self.plan.options.stop_at
+        stop_at = self.options.stop_at
         return tokenizer.decode(self.tokens) if stop_at is None else stop_at.cut(self.tokens)

@@ -11,19 +11,19 @@ tree is called the context.
 Node 0 is the root: it is the last token of the context. The nodes 1 to N are drafted tokens in the
 order in which they were proposed, so parents come before their children. Row i of the target's
 logits is about the token that follows node i. A node at depth d is d positions after the root.
-Before a tree is sent to the target, its least probable nodes may be left out. The others are then
-numbered anew, from 0 to N again.
+Before a tree is sent to the target, its least probable nodes may be left out: the target gets a new
+tree, whose nodes are numbered from 0 to N again.
 
 A cache has entries. The context of n tokens has the entries 0 to n-1, and the last of them is the
 root. In the target's cache, node i is entry n-1+i. The draft reads only nodes that are to get
 children. They are *expanded*: here 0, 1, 2, 3 and 5.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -31,28 +31,130 @@ from torch import Tensor
 from .mask import ROOT_ALONE, add_nodes
 
 NO_PARENT = -1  # the parent of the root
+NOTHING = MappingProxyType({})
+TARGET = -1  # in the place of an exit's number: the target chose this token
 
 
-@runtime_checkable
+class Proposal(NamedTuple):
+    """Children for each of R nodes: the best first, or in the order in which they were drawn."""
+
+    tokens: list[list[int]]  # R lists; some are shorter where few tokens are possible
+    # Likewise: estimates of the probability that a child is accepted after its parent. Drafting
+    # stops and trees grow by them. The verification never looks at them.
+    probs: list[list[float]]
+    q: Sequence[Tensor] = ()  # R times (V,): what the children were drawn from, if they were drawn
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """The tree of one step. Nothing in it changes: whatever adds nodes makes a new tree."""
+
+    context: tuple[int, ...]  # the text before the drafted nodes
+    tokens: tuple[int, ...]  # by node, as are the next four
+    parents: tuple[int, ...]
+    depths: tuple[int, ...]
+    probs: tuple[float, ...]  # the product of the estimates for the tokens on the path
+    exit_layers: tuple[int, ...]  # the number of layers before the exit that drafted it, or TARGET
+    ancestors: np.ndarray  # (N+1, N+1): row i has node i and its ancestors
+    # By node, the distribution (V,) that its children were drawn from, if they were drawn.
+    q: Mapping[int, Tensor]
+    # By node that was given children, its place in the draft's caches, counted from the root's.
+    expanded: Mapping[int, int]
+    depth: int  # the number of levels that were drafted
+
+    @classmethod
+    def root(cls, context: Sequence[int]) -> "Tree":
+        """The tree after a ``context`` (ids) that has no drafted node yet."""
+        return cls(
+            context=tuple(context),
+            tokens=(context[-1],),
+            parents=(NO_PARENT,),
+            depths=(0,),
+            probs=(1.0,),
+            exit_layers=(TARGET,),
+            ancestors=ROOT_ALONE,
+            q=NOTHING,
+            expanded=NOTHING,
+            depth=0,
+        )
+
+    def leaves(self, least: float) -> list[int]:
+        """The nodes of the last level whose paths have a probability of ``least`` or more."""
+        nodes = enumerate(zip(self.depths, self.probs))
+        return [node for node, (d, prob) in nodes if d == self.depth and prob >= least]
+
+    def add_level(self, nodes: Sequence[int], proposal: Proposal, exit_layer: int) -> "Tree":
+        """A tree in which R ``nodes`` of the last level have the children of ``proposal``."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        probs: list[float] = []
+        for parent, children, estimates in zip(nodes, proposal.tokens, proposal.probs):
+            tokens += children
+            parents += [parent] * len(children)
+            # By rounding, an estimate may be above 1. No child is more probable than its parent.
+            probs += [self.probs[parent] * min(estimate, 1.0) for estimate in estimates]
+        first = len(self.expanded)
+        return Tree(
+            context=self.context,
+            tokens=(*self.tokens, *tokens),
+            parents=(*self.parents, *parents),
+            depths=(*self.depths, *[self.depth + 1] * len(tokens)),
+            probs=(*self.probs, *probs),
+            exit_layers=(*self.exit_layers, *[exit_layer] * len(tokens)),
+            ancestors=add_nodes(self.ancestors, parents),
+            q=MappingProxyType({**self.q, **dict(zip(nodes, proposal.q))}),
+            expanded=MappingProxyType(self.expanded | dict(zip(nodes, count(first)))),
+            depth=self.depth + 1,
+        )
+
+    def prune(self, kept: Sequence[int]) -> "Tree":
+        """A tree of the nodes ``kept``, numbered anew in their order."""
+        if len(kept) == len(self.tokens):
+            return self
+        number = {node: new for new, node in enumerate(kept)}
+        return replace(
+            self,
+            tokens=tuple(self.tokens[node] for node in kept),
+            parents=tuple(number.get(self.parents[node], NO_PARENT) for node in kept),
+            depths=tuple(self.depths[node] for node in kept),
+            probs=tuple(self.probs[node] for node in kept),
+            exit_layers=tuple(self.exit_layers[node] for node in kept),
+            ancestors=self.ancestors[np.ix_(kept, kept)],
+            q=MappingProxyType(renumbered(self.q, number)),
+            expanded=MappingProxyType(renumbered(self.expanded, number)),
+        )
+
+    def children(self, parent: int) -> list[int]:
+        """The nodes below the node ``parent``, in the order in which they were proposed."""
+        return [node for node, above in enumerate(self.parents) if above == parent]
+
+    def path(self, node: int) -> list[int]:
+        """The drafted tokens from the first level down to ``node``; none for the root."""
+        nodes = np.flatnonzero(self.ancestors[node]).tolist()
+        return [self.tokens[each] for each in nodes[1:]]
+
+    def next_positions(self, nodes: Iterable[int]) -> list[int]:
+        """For each of ``nodes``, the position in the text of the token that follows it."""
+        return [len(self.context) + self.depths[node] for node in nodes]
+
+
+def renumbered(by_node: Mapping[int, Any], number: Mapping[int, int]) -> dict[int, Any]:
+    return {number[node]: value for node, value in by_node.items() if node in number}
+
+
 class Shape(Protocol):
     """How a tree grows: ``FixedShape``, ``GrowingShape``, or an object of your own."""
 
     depth: int  # the number of levels below the root
-    # The most nodes besides the root that a cache has to hold. The target's cache holds the nodes
-    # that are sent, and the draft's those that are expanded.
-    capacity: int
+    prunes: bool  # whether ``sent`` may leave nodes out; children are then chosen and not drawn
 
-    def width(self, depth: int) -> int:
-        """How many children a node at this depth gets."""
+    def frontier(self, tree: Tree, leaves: list[int]) -> list[int]:
+        """Which of the ``leaves``, nodes of the last level, get children: in ascending order."""
 
-    def frontier(self, leaves: list[int], probs: list[float]) -> list[int]:
-        """Which of the ``leaves``, the nodes of the last level, get children: in ascending order.
+    def width(self, tree: Tree, node: int) -> int:
+        """How many children a ``node`` of the frontier gets."""
 
-        There are no ``leaves`` if drafting has stopped everywhere. ``probs`` has, for all nodes,
-        the estimated probability that they are accepted.
-        """
-
-    def sent(self, probs: list[float]) -> list[int]:
+    def sent(self, tree: Tree) -> list[int]:
         """Which of all nodes the target checks, in ascending order: 0, and others with parents."""
 
 
@@ -66,23 +168,20 @@ class FixedShape:
     """
 
     widths: tuple[int, ...]
+    prunes = False
 
     @property
     def depth(self) -> int:
         return len(self.widths)
 
-    @property
-    def capacity(self) -> int:
-        return sum(accumulate(self.widths, mul))  # (4, 2, 1): 4 + 8 + 8 nodes
-
-    def width(self, depth: int) -> int:
-        return self.widths[depth]
-
-    def frontier(self, leaves: list[int], probs: list[float]) -> list[int]:
+    def frontier(self, tree: Tree, leaves: list[int]) -> list[int]:
         return leaves
 
-    def sent(self, probs: list[float]) -> list[int]:
-        return list(range(len(probs)))
+    def width(self, tree: Tree, node: int) -> int:
+        return self.widths[tree.depths[node]]
+
+    def sent(self, tree: Tree) -> list[int]:
+        return list(range(len(tree.tokens)))
 
 
 @dataclass(frozen=True)
@@ -97,22 +196,19 @@ class GrowingShape:
     top_k: int
     depth: int
     size: int
+    prunes = True
 
-    @property
-    def capacity(self) -> int:
-        return max(self.size, self.top_k * (self.depth - 1))  # the last level is not expanded
+    def frontier(self, tree: Tree, leaves: list[int]) -> list[int]:
+        return most_probable(leaves, tree.probs, self.top_k)
 
-    def width(self, depth: int) -> int:
+    def width(self, tree: Tree, node: int) -> int:
         return self.top_k
 
-    def frontier(self, leaves: list[int], probs: list[float]) -> list[int]:
-        return most_probable(leaves, probs, self.top_k)
-
-    def sent(self, probs: list[float]) -> list[int]:
-        return [0, *most_probable(range(1, len(probs)), probs, self.size)]
+    def sent(self, tree: Tree) -> list[int]:
+        return [0, *most_probable(range(1, len(tree.probs)), tree.probs, self.size)]
 
 
-def most_probable(nodes: Iterable[int], probs: list[float], count: int) -> list[int]:
+def most_probable(nodes: Iterable[int], probs: Sequence[float], count: int) -> list[int]:
     """The ``count`` most probable ``nodes``, in ascending order.
 
     A child is never more probable than its parent. Of equally probable nodes the first ones are
@@ -120,87 +216,3 @@ def most_probable(nodes: Iterable[int], probs: list[float], count: int) -> list[
     """
     ranked = sorted(nodes, key=lambda node: probs[node], reverse=True)
     return sorted(ranked[:count])
-
-
-class Proposal(NamedTuple):
-    """Children for each of R nodes: the best first, or in the order in which they were drawn.
-
-    ``probs`` estimate the probability that a child is accepted after its parent: by the draft's
-    probability at temperature 1 if nothing is drawn, by q, or with noise by a rough guess. Drafting
-    stops and trees grow by them. The verification never looks at them.
-    """
-
-    tokens: list[list[int]]  # R lists; some are shorter where few tokens are possible
-    probs: list[list[float]]  # likewise
-    q: Sequence[Tensor] = ()  # R times (V,): what the children were drawn from, if they were drawn
-
-
-class Tree:
-    """The tree of one step. The top of this file has a picture."""
-
-    def __init__(self, context: list[int]) -> None:
-        self.context = context  # the ids of the text before the tree; the last one is the root
-        self.depth = 0  # the number of levels that were drafted, also those that were left out
-        # By node:
-        self.tokens = [context[-1]]
-        self.parents = [NO_PARENT]
-        self.depths = [0]
-        # The estimated probability that the node's path is accepted: the product of the estimates
-        # for the tokens on the path.
-        self.probs = [1.0]
-        # The number of layers before the exit that proposed it; None if the target did.
-        self.exit_layers: list[int | None] = [None]
-        self.ancestors = ROOT_ALONE  # (N+1, N+1): row i has node i and its ancestors
-        # By node, the distribution (V,) that its children were drawn from, if they were drawn.
-        self.q: dict[int, Tensor] = {}
-        # The nodes that were given children, in the order of the draft's caches. A node that was
-        # left out later is None.
-        self.expanded: list[int | None] = []
-
-    def leaves(self, least: float) -> list[int]:
-        """The nodes of the last level whose paths have a probability of ``least`` or more."""
-        nodes = enumerate(zip(self.depths, self.probs))
-        return [node for node, (d, prob) in nodes if d == self.depth and prob >= least]
-
-    def add_level(self, nodes: list[int], proposal: Proposal, exit_layer: int | None) -> None:
-        """Give R ``nodes`` of the last level the children that an exit proposed: a new level."""
-        first = len(self.tokens)
-        for parent, tokens, probs in zip(nodes, proposal.tokens, proposal.probs, strict=True):
-            for token, prob in zip(tokens, probs, strict=True):
-                self.tokens.append(token)
-                self.parents.append(parent)
-                # By rounding, ``prob`` may be above 1. No child is more probable than its parent.
-                self.probs.append(self.probs[parent] * min(prob, 1.0))
-        count = len(self.tokens) - first
-        self.depth += 1
-        self.depths += [self.depth] * count
-        self.exit_layers += [exit_layer] * count
-        self.ancestors = add_nodes(self.ancestors, self.parents[first:])
-        self.q.update(zip(nodes, proposal.q))
-        self.expanded += nodes
-
-    def prune(self, kept: list[int]) -> None:
-        """Leave out all nodes but ``kept``, and number these anew. A tree with ``q`` keeps all."""
-        if len(kept) == len(self.tokens):
-            return
-        number = {node: new for new, node in enumerate(kept)}
-        self.parents = [number.get(self.parents[node], NO_PARENT) for node in kept]
-        self.tokens = [self.tokens[node] for node in kept]
-        self.depths = [self.depths[node] for node in kept]
-        self.probs = [self.probs[node] for node in kept]
-        self.exit_layers = [self.exit_layers[node] for node in kept]
-        self.ancestors = self.ancestors[kept][:, kept]
-        self.expanded = [number.get(node) for node in self.expanded]
-
-    def children(self, parent: int) -> list[int]:
-        """The nodes below the node ``parent``, in the order in which they were proposed."""
-        return [node for node, above in enumerate(self.parents) if above == parent]
-
-    def path(self, node: int) -> list[int]:
-        """The drafted tokens from the first level down to ``node``; none for the root."""
-        nodes = np.flatnonzero(self.ancestors[node]).tolist()
-        return [self.tokens[each] for each in nodes[1:]]
-
-    def next_positions(self, nodes: Iterable[int]) -> list[int]:
-        """For each of ``nodes``, the position in the text of the token that follows it."""
-        return [len(self.context) + self.depths[node] for node in nodes]

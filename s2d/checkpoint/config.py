@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..model import Drafting, LlamaConfig
-from ..options import THRESHOLD
+from ..model import LlamaConfig
 from .files import read_json
 
 
@@ -40,6 +39,14 @@ PLAIN = {
     "is_causal": True,
 }
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+# How a draft drafts: the keys of config.json that only this project knows, and options by name.
+DRAFTING = {
+    "exit_layers": "exits",
+    "thresholds": "thresholds",
+    "draft_length": "draft_length",
+    "draft_stop": "stop",
+    "draft_tree": "tree",
+}
 
 
 class ModelFolder(NamedTuple):
@@ -48,6 +55,7 @@ class ModelFolder(NamedTuple):
     path: Path
     config: LlamaConfig
     dtype: str  # of the weights, as config.json says
+    drafting: dict[str, Any]  # see ``read_drafting``
 
 
 def read_folder(path: Path | str) -> ModelFolder:
@@ -67,10 +75,11 @@ def read_folder(path: Path | str) -> ModelFolder:
         raw["eos_token_id"] = generation["eos_token_id"]
     try:
         config = config_from_dict(raw)
+        drafting = read_drafting(raw, config.num_hidden_layers)
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file}: {error}") from None
     dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
-    return ModelFolder(file.parent, config, dtype)
+    return ModelFolder(file.parent, config, dtype, drafting)
 
 
 def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
@@ -105,7 +114,6 @@ def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
         eos_token_ids=tuple(token for token in eos if 0 <= token < sizes["vocab_size"]),
         qkv_bias=architecture.qkv_bias,
         qk_norm=architecture.qk_norm,
-        drafting=read_drafting(raw, sizes["num_hidden_layers"]),
         **read_rope(raw),
     )
 
@@ -175,32 +183,33 @@ def read_rope(raw: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
-def read_drafting(raw: dict[str, Any], layers: int) -> Drafting | None:
-    """How a draft of so many ``layers`` drafts: keys that only this project knows.
+def read_drafting(raw: dict[str, Any], layers: int) -> dict[str, Any]:
+    """The options by which a draft of so many ``layers`` drafts, if nothing else is asked for.
 
-    Without ``exit_layers`` there are no sorted exits; without ``thresholds`` they are the default.
+    They have the names of ``Options``, and only those are there that the file has; ``tree`` is
+    top_k, depth and size of a growing tree. Without ``exit_layers`` there are none.
     """
     if raw.get("exit_layers") is None:
-        return None
-    exits = tuple(number({"exit_layers": each}, "exit_layers") for each in raw["exit_layers"])
-    if not exits or list(exits) != sorted(set(exits)) or exits[-1] > layers:
-        raise ValueError(f"exit_layers must increase up to {layers}, got {list(exits)}")
-    thresholds = tuple(map(float, raw.get("thresholds") or default_thresholds(len(exits))))
-    tree = tuple(raw.get("draft_tree") or Drafting.tree)
-    if len(thresholds) != len(exits) or len(tree) != 3:
-        raise ValueError("expected a threshold for each exit, and top_k, depth, size of draft_tree")
-    length = number(raw, "draft_length", Drafting.length)
-    stop = float(raw.get("draft_stop", Drafting.stop))
-    return Drafting(exits, thresholds, length, stop, tree)
+        return {}
+    found = {ours: raw[key] for key, ours in DRAFTING.items() if raw.get(key) is not None}
+    kinds = {"exits": int, "thresholds": float, "tree": int}
+    for name in found.keys() & kinds.keys():
+        found[name] = tuple(map(kinds[name], found[name]))
+    exits = found["exits"]
+    if not exits or list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] > layers:
+        raise ValueError(f"exit_layers must increase from 1 up to {layers}, got {list(exits)}")
+    if len(found.get("thresholds", exits)) != len(exits):
+        raise ValueError(f"expected a threshold for each of {len(exits)} exits")
+    if len(found.get("tree", (1, 1, 1))) != 3:
+        raise ValueError("expected top_k, depth and size as draft_tree")
+    number(raw, "draft_length", 1)
+    return found
 
 
-def default_thresholds(count: int) -> tuple[float, ...]:
-    """Thresholds of so many exits; the last one always drafts."""
-    return (THRESHOLD,) * (count - 1) + (0.0,)
-
-
-def config_to_dict(config: LlamaConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """LlamaConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it."""
+def config_to_dict(
+    config: LlamaConfig, dtype: torch.dtype, drafting: dict[str, Any]
+) -> dict[str, Any]:
+    """The config.json of a model with weights in ``dtype``, as transformers 4 and 5 read it."""
     raw = asdict(config)
     parts = raw.pop("qkv_bias"), raw.pop("qk_norm")
     kinds = [kind for kind, each in ARCHITECTURES.items() if (each.qkv_bias, each.qk_norm) == parts]
@@ -215,12 +224,4 @@ def config_to_dict(config: LlamaConfig, dtype: torch.dtype) -> dict[str, Any]:
     if factor != 1.0:
         rope = {"rope_type": "llama3" if llama3 else "linear", "factor": factor}
         raw["rope_scaling"] = rope | dict(zip(LLAMA3, llama3 or ()))
-    del raw["drafting"]
-    drafting = config.drafting
-    if drafting is not None:
-        raw["exit_layers"] = drafting.exits
-        raw["thresholds"] = drafting.thresholds
-        raw["draft_length"] = drafting.length
-        raw["draft_stop"] = drafting.stop
-        raw["draft_tree"] = drafting.tree
-    return raw
+    return raw | {key: drafting[ours] for key, ours in DRAFTING.items() if ours in drafting}

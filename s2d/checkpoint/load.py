@@ -47,25 +47,24 @@ def load_model(
         quick: on a CPU, lay weights out anew for matmuls of a few rows (layout.py).
         layers: how many of the first layers to read: a draft needs those up to its last exit. The
             others need not be in the folder. If config.json names exits after these layers, the
-            model has no exits.
+            model has none of its drafting options.
 
     Tensors that no layer needs are left out. Raises FileNotFoundError, or ValueError for what is
     not a Llama this project can run.
     """
     if not isinstance(folder, ModelFolder):
         folder = read_folder(folder)
-    path, config, stored_dtype = folder
+    path, config, stored_dtype, drafting = folder
     device = check_device(device)
     dtype = choose_dtype(dtype, device, stored_dtype)
     stored = config.num_hidden_layers
     layers = stored if layers is None else layers
     if layers not in range(1, stored + 1):
         raise ValueError(f"{path} has {stored} layers, not {layers}")
-    drafting = config.drafting
-    if drafting is not None and drafting.exits[-1] > layers:
-        drafting = None
-    config = replace(config, num_hidden_layers=layers, drafting=drafting)
+    config = replace(config, num_hidden_layers=layers)
     model = empty_model(config)
+    if drafting and drafting["exits"][-1] <= layers:
+        model.drafting = drafting
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     shapes[HEAD] = shapes[EMBEDDING]  # which a tied model may have, too
     not_read = tuple(f"model.layers.{layer}." for layer in range(layers, stored))
@@ -194,7 +193,7 @@ def save_model(
     if model.config.tie_word_embeddings:
         del state[HEAD]
     tensors = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in state.items()}
-    config = config_to_dict(model.config, dtype)
+    config = config_to_dict(model.config, dtype, model.drafting)
     with staged(refuse_existing(path)) as stage:
         stage.mkdir()
         for name in COMPANIONS:

@@ -32,7 +32,7 @@ def hold_conversation(args: Namespace, pair: Pair) -> None:
             while len(asked) > 1 and len(encode(asked, args, pair.tokenizer)) > room:
                 asked = asked[2:]
             prompt = encode(asked, args, pair.tokenizer)
-            decoder = make_decoder(pair.target, prompt, pair.draft, pair.plan)
+            decoder = make_decoder(pair.target, prompt, pair.draft, pair.options)
         except ValueError as error:  # the line is too long, or the chat template refuses it
             tell(error)
             continue

@@ -14,8 +14,8 @@ import torch
 
 from ..checkpoint.notices import CONTROLS, tell
 from ..checkpoint.tokenizer import TextStream
-from ..generation import generate
-from ..options import default_drafting
+from ..generation import make_decoder
+from ..options import Options
 from ..pair.loading import Pair
 from ..stats import Generation, Step
 from ..tree import FixedShape, GrowingShape, Shape
@@ -37,8 +37,8 @@ def show(text: str, color: Color | None = None, end: str = "\n") -> None:
 
 def exit_colors(pair: Pair) -> dict[int, Color]:
     """A colour for each exit that drafts."""
-    own = default_drafting(pair.draft.config).exits if pair.draft else ()
-    return color_exits(own=own, used=pair.plan.exits)
+    own = pair.draft.drafting.get("exits", ()) if pair.draft else ()
+    return color_exits(own=own, used=pair.options.exits)
 
 
 def uses_colors() -> bool:
@@ -66,7 +66,7 @@ def report(generation: Generation, pair: Pair) -> str:
     where two logits are nearly equal, a lossless method may write another text.
     """
     stats = generation.stats
-    plan = generation.plan
+    options = generation.options
     time = f"{stats.seconds:.2f} s, {speed_of(generation):.1f} tokens/s"
     lines = [
         f"tokens         {len(generation.tokens)} in {time}",
@@ -74,7 +74,7 @@ def report(generation: Generation, pair: Pair) -> str:
         f"steps          {stats.steps}, with {stats.mean_accepted_tokens:.2f} tokens each",
     ]
     if drafted := stats.exit_counts.total():
-        acceptance = stats.acceptance(plan.exits)
+        acceptance = stats.acceptance()
         rates = [f"{100 * rate:.0f}" for rate in acceptance["rates_per_pos"]]
         words = f"{drafted}, accepted at positions 1, 2, ...: {' '.join(rates)} %"
         lines.append(f"draft tokens   {words}")
@@ -93,14 +93,14 @@ def report(generation: Generation, pair: Pair) -> str:
         kind = "not lossless (its rule is not)"
     elif pair.target.dtype != torch.float64:
         kind = f"lossless, up to rounding in {str(pair.target.dtype).removeprefix('torch.')}"
-    lines.append(f"method         {plan.method}, {shape_in_words(plan.shape)}, {kind}")
-    if plan.options.rule == "rejection":
+    lines.append(f"method         {options.method}, {shape_in_words(options.shape)}, {kind}")
+    if options.rule == "rejection":
         words = "a token is tested by p / q"
-        if plan.options.temperature == 0:
+        if options.temperature == 0:
             words = "nothing is drawn at temperature 0"
-        elif plan.method == "ar":
+        elif not options.exits:
             words = "nothing is drafted, and nothing is tested"
-        elif not isinstance(plan.shape, FixedShape):
+        elif options.shape.prunes:
             words = "a token of a growing tree is not drawn from q, and is tested by p alone"
         lines.append(f"rejection      {words}")
     return "\n".join(lines)
@@ -123,12 +123,14 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
     """
     tell("timing the target alone and the method in turns, to compare")
     count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
-    options = vars(replace(answer.plan.options, max_new_tokens=count))
+    options = replace(answer.options, max_new_tokens=count)
+    nothing = {"exits": (), "thresholds": (), "shape": FixedShape(()), "decision": None}
+    alone_options = replace(options, method="ar", init="draft", datastore=None, **nothing)
     alone = []
     drafted = []
     for _ in range(TURNS):
-        one = generate(pair.target, prompt, **(options | {"method": "ar"}))
-        other = generate(pair.target, prompt, pair.draft, **options)
+        one = make_decoder(pair.target, prompt, None, alone_options).run()
+        other = make_decoder(pair.target, prompt, pair.draft, options).run()
         alone.append(speed_of(one))
         drafted.append(speed_of(other))
     ratio = median(drafted) / median(alone)
@@ -141,11 +143,25 @@ def speed_of(generation: Generation) -> float:
     return len(generation.tokens) / generation.stats.seconds
 
 
+def describe(options: Options) -> dict[str, Any]:
+    """Settings as JSON can hold them; parts of one's own by their names."""
+    return {name: plain(value) for name, value in vars(options).items()}
+
+
+def plain(value: Any) -> Any:
+    """A setting for JSON. An object, such as a decision model, is called by its class."""
+    if isinstance(value, tuple):
+        return [plain(each) for each in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, FixedShape | GrowingShape):
+        return asdict(value)
+    return getattr(value, "__name__", type(value).__name__)
+
+
 def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -> str:
     """An answer and what it came from as one JSON object; ``named`` comes first in it."""
-    plan = generation.plan
-    options = plan.as_dict() | {
-        "tree": asdict(plan.shape),
+    options = describe(generation.options) | {
         "decision": args.decision,
         "datastore": pair.found.datastore,
         "stop_at": args.stop_strings,
@@ -154,11 +170,13 @@ def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -
         "device": pair.target.device,
         "dtype": str(pair.target.dtype).removeprefix("torch."),
     }
-    stats = vars(generation.stats) | {
+    stats = {
+        "accept_lengths": generation.stats.accept_lengths,
+        "seconds": generation.stats.seconds,
         "steps": generation.stats.steps,
         "mean_accepted_tokens": generation.stats.mean_accepted_tokens,
         "tokens_per_second": speed_of(generation),
-        "speculative_decoding": generation.stats.acceptance(plan.exits),
+        "speculative_decoding": generation.stats.acceptance(),
     }
     answer = named | {
         "model": pair.folder.path,

@@ -8,6 +8,7 @@ draft that stops keeps every token it has drawn, so the text stays exact (see ``
 
 import json
 import zlib
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..checkpoint.files import staged
+from ..draft import Exit, LayerExit
 from ..model import Llama
-from ..rules import Prediction
-from ..tree import Proposal
+from ..rules import Prediction, Rule
+from ..tree import Proposal, Tree
 
 
 class Decision(nn.Module):
@@ -78,6 +80,26 @@ class Decision(nn.Module):
             made_for = f"for draft {self.draft}, not {fingerprint(draft)}"
             raise ValueError(f"the decision model is {made_for}")
         self.to(draft.device)
+
+
+class DecisionRule:
+    """A rule whose estimates are those of a decision model; ``exits`` are those of the answer."""
+
+    def __init__(self, rule: Rule, decision: Decision, exits: Sequence[Exit]) -> None:
+        """Raises ValueError for a decision model that was made for another draft."""
+        if not all(isinstance(each, LayerExit) for each in exits):
+            raise ValueError("a decision model judges exits with layers")
+        decision.prepare_for(exits[0].model)
+        self.rule = rule
+        self.decision = decision
+        self.exact = rule.exact
+        self.verify = rule.verify
+
+    def propose(
+        self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
+    ) -> Proposal:
+        proposal = self.rule.propose(tree, nodes, prediction, widths)
+        return proposal._replace(probs=self.decision.estimate(prediction, proposal))
 
 
 def fingerprint(draft: Llama) -> str:

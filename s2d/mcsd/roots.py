@@ -11,15 +11,20 @@ roots this is not lossless. With shared noise there is one root, the token that 
 and the text stays the target's own.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 from torch import Tensor
 
 from ..decoder import Decoder
 from ..draft import SortedDraft
 from ..model import Llama
-from ..options import Plan
-from ..rules import Greedy, Rejection, Rule, without
-from ..sampling import warp
-from ..tree import Proposal, Tree
+from ..options import Options
+from ..rules import Prediction, Rule, without
+from ..sampling import Draws, warp
+from ..stats import Step
+from ..tree import TARGET, Proposal, Tree
 
 
 class RootsDecoder(Decoder):
@@ -29,38 +34,70 @@ class RootsDecoder(Decoder):
     """
 
     def __init__(
-        self, target: Llama, drafter: SortedDraft, rule: Rule, context: list[int], plan: Plan
+        self,
+        target: Llama,
+        drafter: SortedDraft,
+        rule: Rule,
+        context: Sequence[int],
+        options: Options,
+        draws: Draws,
     ) -> None:
         """Raises ValueError for a rule of the caller's own."""
-        if not isinstance(plan.options.rule, str):
+        if not isinstance(options.rule, str):
             raise ValueError("init='target' goes with rule='noise' or 'rejection'")
         self.roots: list[int] = []  # of the next tree; the first one is the target's choice
-        if plan.options.rule == "rejection":
-            rule = LongestPath(rule, plan.shape.width(0))
-        super().__init__(target, drafter, rule, context, plan)
+        self.count = 1
+        if options.rule == "rejection":
+            self.count = options.shape.width(Tree.root(context), 0)
+            rule = LongestPath(rule, self.count)
+        self.draws = draws
+        super().__init__(target, drafter, rule, context, options)
 
     def draft(self) -> Tree:
         """As a Decoder's, below a first level of the roots."""
-        tree = Tree(self.context)
+        self.read_long_prompt()
+        tree = Tree.root(self.context)
         if not self.roots:
             return tree
         n = len(self.context)
-        tree.add_level([0], Proposal([self.roots], [[1.0] * len(self.roots)]), exit_layer=None)
+        estimates = [1.0] * len(self.roots)
+        tree = tree.add_level([0], Proposal([self.roots], [estimates]), exit_layer=TARGET)
         # No bonus token needs a position, and the first level costs the draft nothing.
-        depth = min(self.plan.shape.depth, self.limit - n, self.drafter.max_positions - n + 1)
-        return self.drafter.grow(tree, depth, self.rule)
+        shape = self.options.shape
+        depth = min(shape.depth, self.limit - n, self.drafter.max_positions - n + 1)
+        tree = self.drafter.grow(tree, depth, self.rule)
+        if tree.tokens[1] != self.roots[0]:
+            raise ValueError("a shape leaves out the token that the target has chosen")
+        return tree
 
-    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], list[int]]:
-        accepted, [*tokens, bonus] = super().verify(tree, logits)
-        self.roots = [bonus]
-        if isinstance(self.rule, LongestPath):
-            self.roots += self.rule.other_roots(tree, logits, [0, *accepted][-1], bonus)
-        return accepted, tokens
+    def emit(
+        self, tree: Tree, logits: Tensor, hidden: Tensor, accepted: list[int], tokens: list[int]
+    ) -> Step:
+        *tokens, bonus = tokens
+        self.roots = [bonus, *self.other_roots(logits[[0, *accepted][-1]], bonus)]
+        return super().emit(tree, logits, hidden, accepted, tokens)
 
-    def roll_back(self, tree: Tree, accepted: list[int]) -> None:
+    def roll_back(self, step: Step) -> None:
         """As a Decoder's. The next pass reads the last token once more, to have its logits."""
-        super().roll_back(tree, accepted)
+        super().roll_back(step)
         self.cache.keep(self.cache.length - 1, [])
+
+    def other_roots(self, logits: Tensor, first: int) -> list[int]:
+        """The roots besides ``first``: the target's likeliest tokens, or drawn ones.
+
+        ``logits`` (V,) are the target's.
+        """
+        options = self.options
+        if self.count == 1:
+            return []
+        p = warp(logits, options.temperature or 1.0, options.top_p, options.top_k)
+        rest = without(p.cpu(), first)
+        count = min(self.count - 1, len(rest) - 1)
+        if options.temperature == 0:
+            others = rest.topk(count).indices
+        else:
+            others = self.draws.candidates(rest[None], count)[0]
+        return [token for token in others.tolist() if rest[token] > 0]
 
 
 class LongestPath:
@@ -70,37 +107,29 @@ class LongestPath:
     is probable.
     """
 
-    def __init__(self, rule: Greedy | Rejection, roots: int) -> None:
+    def __init__(self, rule: Rule, roots: int) -> None:
         self.rule = rule
-        self.roots = roots
         self.exact = roots == 1
 
-    def propose(self, tree: Tree, nodes: list[int], logits: Tensor, count: int) -> Proposal:
-        return self.rule.propose(tree, nodes, logits, count)
+    def propose(
+        self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
+    ) -> Proposal:
+        return self.rule.propose(tree, nodes, prediction, widths)
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
         logits = logits.cpu()  # so that a GPU is waited for once
         walks = []
         for root in tree.children(0):
-            accepted, bonus = self.rule.verify(tree, logits, start=root)
-            walks.append(([root, *accepted], bonus))
+            nodes = np.flatnonzero(tree.ancestors[:, root]).tolist()  # the root and all below it
+            accepted, bonus = self.rule.verify(below(tree, nodes), logits[nodes])
+            walks.append(([root, *(nodes[each] for each in accepted)], bonus))
         if not walks:
             return self.rule.verify(tree, logits)
         return max(walks, key=lambda walk: len(walk[0]))  # of equally long ones, the first
 
-    def other_roots(self, tree: Tree, logits: Tensor, node: int, first: int) -> list[int]:
-        """The roots after ``node`` besides ``first``: the target's likeliest tokens, or drawn ones.
 
-        ``logits`` (N+1, V) are the target's.
-        """
-        count = self.roots - 1
-        if count == 0:
-            return []
-        if isinstance(self.rule, Rejection):
-            p = self.rule.distribution(logits[node]).cpu()  # (V,)
-            rest = without(p, first)
-            others = self.rule.draws.candidates(rest[None], min(count, len(rest) - 1))[0]
-        else:
-            rest = without(warp(logits[node], temperature=1.0).cpu(), first)
-            others = rest.topk(min(count, len(rest))).indices
-        return [token for token in others.tolist() if rest[token] > 0]
+def below(tree: Tree, nodes: list[int]) -> Tree:
+    """The ``nodes`` alone, which are a child of the root and all below it: it becomes the root."""
+    part = tree.prune(nodes)
+    depths = tuple(depth - 1 for depth in part.depths)
+    return replace(part, context=(*tree.context, part.tokens[0]), depths=depths)

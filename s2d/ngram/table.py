@@ -17,6 +17,7 @@ import torch
 
 from ..devices import to_device
 from ..rules import Prediction
+from ..stats import Step
 from ..tree import Tree
 
 ORDER = 4  # tokens in the longest suffix
@@ -110,13 +111,11 @@ class TableExit:
         self.tables = [self.text] if datastore is None else [self.text, datastore]
         self.text_length = 0  # tokens of the context that ``text`` has
 
-    def start(self, capacity: int) -> None:
-        """The table grows as it reads, and needs no room."""
-
-    def predict(self, tree: Tree, nodes: list[int]) -> Prediction | None:
+    def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
+        """As ``Exit.predict``; if the table knows nothing of any node, the confidence is 0."""
         self.text.grow(tree.context[self.text_length :])
         self.text_length = len(tree.context)
-        before = tree.context[-ORDER:]
+        before = list(tree.context[-ORDER:])
         floors = []  # of each row, the probability of an unknown token
         rows: list[int] = []  # of the known tokens
         tokens: list[int] = []
@@ -128,13 +127,11 @@ class TableExit:
             rows += [row] * len(known)
             tokens += known.keys()
             probs += [floor + prob for prob in known.values()]
-        if not probs:
-            return None
         unknown = to_device(np.log(floors), self.device, self.dtype)[:, None]  # (R, 1)
         logits = unknown.expand(-1, self.vocab_size).contiguous()  # (R, V)
         where = to_device(np.array([rows, tokens]), self.device, torch.long)  # (2, known)
         logits.index_put_((where[0], where[1]), to_device(np.log(probs), self.device, self.dtype))
-        return Prediction(logits, confidence=max(probs))
+        return Prediction(logits, confidence=max(probs, default=0.0))
 
-    def keep(self, tree: Tree, accepted: list[int]) -> None:
+    def keep(self, step: Step) -> None:
         """Nothing to roll back: the table reads the text so far, never drafted tokens."""

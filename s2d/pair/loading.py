@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch.nn.functional as F
 from torch.distributed import is_initialized
@@ -12,7 +13,7 @@ from ..checkpoint.config import ModelFolder, read_folder
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Llama
-from ..options import Options, Plan
+from ..options import Options, decide
 from .names import FoundDraft, find_draft, find_target, refuse_other_size
 
 SAMPLE = "In 1998, naïve users wrote:\n\tprint(2 * 34) # 日本, Größe"
@@ -24,7 +25,7 @@ class Choice:
 
     folder: ModelFolder  # of the target
     found: FoundDraft
-    plan: Plan
+    options: Options
     tokenizer: Tokenizer
 
 
@@ -37,20 +38,16 @@ class Pair(Choice):
 def load_pair(
     target: Path | str,
     draft: Path | str | None = None,
-    options: Options = Options(),  # noqa: B008
     device: str = "auto",
     dtype: str = "auto",
+    **options: Any,
 ) -> Pair:
     """What ``choose_pair`` chooses, loaded."""
-    return load_chosen(choose_pair(target, draft, options), device, dtype)
+    return load_chosen(choose_pair(target, draft, **options), device, dtype)
 
 
-def choose_pair(
-    target: Path | str,
-    draft: Path | str | None = None,
-    options: Options = Options(),  # noqa: B008
-) -> Choice:
-    """Find the folders and check the ``options``.
+def choose_pair(target: Path | str, draft: Path | str | None = None, **options: Any) -> Choice:
+    """Find the folders and decide the ``options``, which are given by name.
 
     By default the draft, or the datastore, is the one that ``find_draft`` finds. In ``options``,
     ``decision`` and ``datastore`` may be files. Raises ValueError or FileNotFoundError for what
@@ -58,26 +55,24 @@ def choose_pair(
     """
     folder = read_folder(find_target(target))
     found = FoundDraft(draft=None, datastore=None, description="none")
-    if options.method != "ar":
-        found = find_draft(folder, draft, options.exits, options.datastore)
-    datastore = found.datastore
-    if isinstance(datastore, Path):
+    if options.get("method") != "ar":
+        found = find_draft(folder, draft, options.get("exits"), options.get("datastore"))
+    if isinstance(found.datastore, Path):
         from ..ngram.datastore import load_datastore
 
-        datastore = load_datastore(datastore, folder.config)
-    options = replace(options, datastore=datastore)
-    if isinstance(options.decision, Path):
+        options["datastore"] = load_datastore(found.datastore, folder.config)
+    if isinstance(options.get("decision"), Path):
         from ..mcsd.decision import load_decision
 
-        options = replace(options, decision=load_decision(options.decision))
-    plan = options.plan(None if found.draft is None else found.draft.config)
+        options["decision"] = load_decision(options["decision"])
+    decided = decide(found.draft, **options)
     if found.draft is not None:
         refuse_other_size(found.draft, folder)
     # After all other checks, as transformers takes seconds to import.
     tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
     if found.draft is not None and not found.draft.path.samefile(folder.path):
         tell_other_tokenizer(found.draft.path, tokenizer)
-    return Choice(folder, found, plan, tokenizer)
+    return Choice(folder, found, decided, tokenizer)
 
 
 def load_chosen(
@@ -99,7 +94,8 @@ def load_chosen(
     if found is not None and not divided and found.path.samefile(choice.folder.path):
         draft = target  # it drafts for itself: its first layers are in memory already
     elif found is not None:
-        draft = load(found, device, target.dtype, layers=choice.plan.exits[-1])
+        last = max(each for each in choice.options.exits if isinstance(each, int))
+        draft = load(found, device, target.dtype, layers=last)
         draft = fit_vocabulary(draft, target.config.vocab_size)
     return Pair(**vars(choice), target=target, draft=draft)
 

@@ -5,7 +5,7 @@ every weight once; attention alone is done per prompt, on its own KV cache and w
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cache import KVCache, LayerCache
 from ..decoder import Decoder
-from ..generation import make_decoder, make_plan
-from ..model import Llama, attention
-from ..options import Plan
-from ..stats import Generation, Step
+from ..generation import make_decoder
+from ..model import Llama
+from ..options import Options, decide
+from ..stats import Generation
 from ..tree import Tree
 
 MAX_BATCH = 1024  # prompts in a pass
@@ -27,7 +28,6 @@ def generate_many(
     target: Llama,
     prompts: Iterable[list[int]],
     draft: Llama | None = None,
-    method: str | None = None,
     batch: int = 8,
     **options: Any,
 ) -> Iterator[Generation]:
@@ -35,19 +35,18 @@ def generate_many(
 
     ``batch`` prompts are decoded at a time, and the next one begins when one ends. Prompt i has
     ``seed`` + i: its text is what ``generate`` writes with this seed, up to rounding. The seconds
-    of an answer are those of its steps, which other prompts share. An exit or a rule of your own is
-    one object for all prompts, so it must keep nothing between calls. Raises what ``generate``
-    raises; the answers before a prompt that cannot be run are yielded first.
+    of an answer are those of its steps, which other prompts share. Raises what ``generate`` raises;
+    the answers before a prompt that cannot be run are yielded first.
     """
-    plan = make_plan(draft, method=method, **options)
-    for number, result in enumerate(decode_many(target, prompts, draft, plan, batch)):
+    decided = decide(draft, **options)
+    for number, result in enumerate(decode_many(target, prompts, draft, decided, batch)):
         if isinstance(result, ValueError):
             raise ValueError(f"prompt {number}: {result}")
         yield result
 
 
 def decode_many(
-    target: Llama, prompts: Iterable[list[int]], draft: Llama | None, plan: Plan, batch: int
+    target: Llama, prompts: Iterable[list[int]], draft: Llama | None, options: Options, batch: int
 ) -> Iterator[Generation | ValueError]:
     """Yield the answer to each prompt, in order. Of a prompt that cannot be run, its ValueError."""
     if not isinstance(batch, int) or not 1 <= batch <= MAX_BATCH:
@@ -58,9 +57,9 @@ def decode_many(
     number = 0  # of the prompt whose turn it is
     while True:
         for index, prompt in islice(numbered, batch - len(active)):
-            options = replace(plan.options, seed=plan.options.seed + index)
+            own = replace(options, seed=options.seed + index)
             try:
-                active[index] = make_decoder(target, prompt, draft, replace(plan, options=options))
+                active[index] = make_decoder(target, prompt, draft, own)
             except ValueError as error:
                 results[index] = error
         if active:
@@ -75,66 +74,92 @@ def decode_many(
 def run_step(target: Llama, active: dict[int, Decoder]) -> dict[int, Generation | ValueError]:
     """A step of every Decoder of ``active``; those that end or fail leave it. Returns their ends.
 
-    The parts of a step are those of ``Decoder.__iter__``.
+    The parts of a step are those of ``Decoder.decode``.
     """
     results: dict[int, Generation | ValueError] = {}
     with torch.inference_mode():
         began = time.perf_counter()
-        steps = {}
+        trees = {}
         for index, decoder in active.items():
             try:
-                steps[index] = Step(decoder.draft())
+                trees[index] = decoder.draft()
             except ValueError as error:
                 results[index] = error
-        drafted = time.perf_counter()
-        trees = {index: step.tree for index, step in steps.items()}
-        all_logits = run_together(target, [active[index] for index in trees], [*trees.values()])
-        scored = time.perf_counter()
-        for (index, step), logits in zip(steps.items(), all_logits):
+        passes = run_together(target, [active[index] for index in trees], [*trees.values()])
+        for (index, tree), (hidden, logits) in zip(trees.items(), passes):
             decoder = active[index]
-            step.logits = logits
-            step.draft_seconds = drafted - began
-            step.target_seconds = scored - drafted
             try:
-                step.accepted, step.tokens = decoder.verify(step.tree, logits)
-                decoder.roll_back(step.tree, step.accepted)
-                decoder.emit(step)
+                accepted, bonus = decoder.rule.verify(tree, logits)
+                tokens = [*(tree.tokens[node] for node in accepted), bonus]
+                step = decoder.emit(tree, logits, hidden, accepted, tokens)
+                decoder.roll_back(step)
             except ValueError as error:
                 results[index] = error
                 continue
             step.seconds = time.perf_counter() - began
             decoder.stats.add(step)
             if decoder.ended:
+                decoder.end()
                 results[index] = decoder.result()
     for index in results:
         del active[index]
     return results
 
 
-def run_together(target: Llama, decoders: list[Decoder], trees: list[Tree]) -> list[Tensor]:
-    """Run the target once, over what it has not read for any Decoder: logits (N+1, V) by tree.
+def run_together(
+    target: Llama, decoders: list[Decoder], trees: list[Tree]
+) -> list[tuple[Tensor, Tensor]]:
+    """Run the target once, over what it has not read for any Decoder.
 
-    Each prompt attends to its own cache, with its own mask. In the shape comments, T counts the new
-    positions of all prompts.
+    Returns for each tree what ``Decoder.run_target`` does: hidden states (T, hidden) and logits
+    (N+1, V).
     """
     if not trees:  # all have failed
         return []
-    caches = [decoder.cache for decoder in decoders]
     inputs = [decoder.inputs(tree) for decoder, tree in zip(decoders, trees)]
     tokens, positions, masks = zip(*inputs)
     sizes = [each.shape[1] for each in tokens]
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        by_prompt = zip(*(each.split(sizes, dim=2) for each in (q, k, v)))
-        attended = []
-        for (q, k, v), mask, cache in zip(by_prompt, masks, caches):
-            attended.append(attention(q, *cache.update(layer, k, v), mask))
-        return torch.cat(attended, dim=2)  # (1, H, T, D)
-
-    hidden = target.embed(torch.cat(tokens, dim=1))  # (1, T, hidden)
-    hidden = target.run_blocks(hidden, 0, None, torch.cat(positions), attend)
-    for cache, size in zip(caches, sizes):
-        cache.length += size
+    cache = SeveralCaches([decoder.cache for decoder in decoders], sizes, masks)
+    hidden = target.embed(torch.cat(tokens, dim=1))  # (1, T, hidden), T of all prompts
+    hidden = target.run_layers(hidden, positions=torch.cat(positions), cache=cache)
+    states = hidden[0].split(sizes)
     counts = [len(tree.tokens) for tree in trees]
-    needed = [rows[-count:] for rows, count in zip(hidden[0].split(sizes), counts)]
-    return list(target.logits(torch.cat(needed)).split(counts))
+    needed = [rows[-count:] for rows, count in zip(states, counts)]
+    return list(zip(states, target.logits(torch.cat(needed)).split(counts)))
+
+
+class SeveralCaches:
+    """The caches of several prompts in the place of one: each prompt attends to its own."""
+
+    length = 0
+
+    def __init__(
+        self, caches: list[KVCache], sizes: list[int], masks: Sequence[Tensor | None]
+    ) -> None:
+        self.caches = caches
+        self.sizes = sizes
+        layers = zip(*(cache.layers for cache in caches))
+        self.layers = [LayersOfSeveral(each, sizes, masks) for each in layers]
+
+    def extend(self, T: int) -> None:
+        for cache, size in zip(self.caches, self.sizes):
+            cache.extend(size)
+
+
+class LayersOfSeveral:
+    """What a layer is handed: its part of each prompt's cache, and each prompt's own mask."""
+
+    def __init__(
+        self, parts: Sequence[LayerCache], sizes: list[int], masks: Sequence[Tensor | None]
+    ) -> None:
+        self.parts = parts
+        self.sizes = sizes
+        self.masks = masks
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
+        """As ``LayerCache.attend``; the T positions of q, k and v are those of all prompts."""
+        by_prompt = zip(*(each.split(self.sizes, dim=2) for each in (q, k, v)))
+        attended = []
+        for part, (q, k, v), mask in zip(self.parts, by_prompt, self.masks):
+            attended.append(part.attend(q, k, v, mask))
+        return torch.cat(attended, dim=2)  # (1, H, T, D)
