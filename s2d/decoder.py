@@ -72,9 +72,8 @@ class Decoder:
             hidden, logits = self.run_target(tree)
             # 3. Verify: which path of the tree is accepted, and which token follows it?
             accepted, bonus = self.rule.verify(tree, logits)
-            tokens = [*(tree.tokens[node] for node in accepted), bonus]
             # 4. Emit: the tokens become a part of the context, up to the answer's end.
-            step = self.emit(tree, logits, hidden, accepted, tokens)
+            step = self.emit(tree, logits, hidden, accepted, bonus)
             # 5. Roll back: both models forget the nodes that are not on the path.
             self.roll_back(step)
             step.seconds = time.perf_counter() - began
@@ -118,9 +117,10 @@ class Decoder:
         return tokens, *positions_and_mask(read, n, tree.ancestors, device, self.target.dtype)
 
     def emit(
-        self, tree: Tree, logits: Tensor, hidden: Tensor, accepted: list[int], tokens: list[int]
+        self, tree: Tree, logits: Tensor, hidden: Tensor, accepted: list[int], bonus: int
     ) -> Step:
-        """Append the ``tokens`` to the context, up to the answer's end."""
+        """Append the new tokens to the context, up to the answer's end."""
+        tokens = self.new_tokens(tree, accepted, bonus)
         for count, token in enumerate(tokens, start=1):
             if token in self.target.config.eos_token_ids:
                 self.ended = "eos"
@@ -136,6 +136,10 @@ class Decoder:
         hidden = torch.cat((self.hidden_before, hidden))
         self.hidden_before = self.hidden_before[:0]
         return Step(tree, logits, hidden, accepted, tokens)
+
+    def new_tokens(self, tree: Tree, accepted: list[int], bonus: int) -> list[int]:
+        """What a step emits, if the answer does not end before."""
+        return [*(tree.tokens[node] for node in accepted), bonus]
 
     def roll_back(self, step: Step) -> None:
         """Keep the context before the step and the accepted nodes in the caches of both models."""
