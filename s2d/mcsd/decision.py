@@ -74,6 +74,13 @@ class Decision(nn.Module):
             estimates.append([answer] + [share * other for other in others])
         return estimates
 
+    def prepare_for(self, draft: Llama) -> None:
+        """Move to the device of ``draft``; ValueError if it was made for another draft."""
+        if self.draft != fingerprint(draft):
+            made_for = f"for draft {self.draft}, not {fingerprint(draft)}"
+            raise ValueError(f"the decision model is {made_for}")
+        self.to(draft.device)
+
 
 class DecisionRule:
     """A rule whose estimates are those of a decision model; ``exits`` are those of the answer."""
@@ -82,12 +89,9 @@ class DecisionRule:
         """Raises ValueError for a decision model that was made for another draft."""
         if not all(isinstance(each, LayerExit) for each in exits):
             raise ValueError("a decision model judges exits with layers")
-        draft = exits[0].model
-        if decision.draft != fingerprint(draft):
-            made_for = f"for draft {decision.draft}, not {fingerprint(draft)}"
-            raise ValueError(f"the decision model is {made_for}")
+        decision.prepare_for(exits[0].model)
         self.rule = rule
-        self.decision = decision.to(draft.device)
+        self.decision = decision
         self.exact = rule.exact
         self.verify = rule.verify
 
