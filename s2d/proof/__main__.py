@@ -1,17 +1,16 @@
-"""``python -m s2d.proof``: what breaks losslessness, and by how much."""
+"""What breaks losslessness, and by how much: ``python -m s2d.proof``."""
 
 import sys
 
-from ..cli.program import Parser, run_program
+from ..cli.ending import run_program
 
 
-def main() -> None:
+def show() -> None:
     """Print the table of lossless.py."""
-    Parser(prog="python -m s2d.proof", description=__doc__).parse_args()
-    from .lossless import print_table  # after it: --help is quick
+    from .lossless import print_table
 
     print_table()
 
 
 if __name__ == "__main__":
-    sys.exit(run_program("s2d.proof", main))
+    sys.exit(run_program("python -m s2d.proof", show))

@@ -278,7 +278,7 @@ class ForkedDraws(Draws):
             raise ValueError(f"two Draws with the seed {seed} give the same numbers")
         forks.seeds.add(seed)
         self.forks = forks
-        self.noise_row = cache(self.new_row)
+        self.noise_row = cache(self.new_noise)
 
     def flip(self, probability: float) -> bool:
         chance = min(1.0, max(0.0, probability))
@@ -295,9 +295,8 @@ class ForkedDraws(Draws):
         return torch.tensor(rows)[:, :count]
 
     def noise(self, positions: Sequence[int], like: Tensor) -> Tensor:
-        rows = [self.noise_row(each, like.shape[-1]) for each in positions]
-        return torch.tensor(rows, dtype=like.dtype)
+        rows = [self.noise_row(position, like.shape[-1]) for position in positions]
+        return torch.stack(rows).to(like.dtype)
 
-    def new_row(self, position: int, size: int) -> list[float]:
-        numbers = map(self.forks.number, self.forks.new_numbers([(0.0, 1.0)] * size))
-        return [-math.log(-math.log(number)) for number in numbers]
+    def new_noise(self, position: int, size: int) -> Tensor:
+        return -torch.empty(size, dtype=torch.float64).exponential_().log()

@@ -32,8 +32,8 @@ from .law import Outcome, law
 from .models import TableModel, text_law
 
 SHAPES = {"chain 1,1": (1, 1), "tree 2,1": (2, 1)}
-TARGET = TableModel(2)
-DRAFT = TableModel(5, mixed_with=TARGET)
+TARGET = TableModel(seed=6)
+DRAFT = TableModel(seed=13, mixed_with=TARGET)
 
 
 class Measured(NamedTuple):
@@ -167,22 +167,22 @@ class BlockVerification(Rejection):
         p = self.distribution(logits)  # (N+1, V)
         left = residual(p[0], tree.q[0])
         weight = torch.ones(())
-        path = [0]  # in a tree, of first children
-        accepted = 0
-        while children := tree.children(path[-1]):
-            q = tree.q[path[-1]]
+        path: list[int] = []  # in a tree, of first children
+        accepted: list[int] = []
+        node = 0
+        while children := tree.children(node):
             token = tree.tokens[children[0]]
             before = 1.0 if self.forgets else weight
-            weight = (before * p[path[-1], token] / q[token]).clamp(max=1.0)
-            path.append(children[0])
-            chance = weight
-            rest = p[path[-1]]
-            if path[-1] in tree.q:  # another token follows
-                rest = (weight * rest - tree.q[path[-1]]).clamp(min=0.0)
+            weight = (before * p[node, token] / tree.q[node][token]).clamp(max=1.0)
+            node = children[0]
+            path.append(node)
+            chance, rest = weight, p[node]
+            if node in tree.q:  # another token follows
+                rest = (weight * p[node] - tree.q[node]).clamp(min=0.0)
                 chance = rest.sum() / (rest.sum() + 1.0 - weight)
             if self.draws.flip(chance.item()):
-                accepted, left = len(path), rest
-        return path[1:accepted], self.draws.draw(left[None]).item()
+                accepted, left = list(path), rest
+        return accepted, self.draws.draw(left[None]).item()
 
 
 def one_row(distribution: Distribution, draws: Draws) -> Rule:
