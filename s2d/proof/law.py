@@ -266,8 +266,7 @@ DRAWN: dict[str, Callable[..., Any]] = {
 FORMS = set("item __get__ __getitem__ __len__ dim size numel squeeze unsqueeze view".split())
 FORMS |= set("reshape flatten expand transpose contiguous detach clone unbind select".split())
 FORMS |= set("narrow split gather float double to cpu".split())
-BELOW = {"lt": True, "le": True, "less": True, "less_equal": True}
-BELOW |= {"gt": False, "ge": False, "greater": False, "greater_equal": False}
+BELOW = {"lt": True, "le": True, "gt": False, "ge": False}
 
 
 class ForkedDraws(Draws):
@@ -296,7 +295,7 @@ class ForkedDraws(Draws):
 
     def noise(self, positions: Sequence[int], like: Tensor) -> Tensor:
         rows = [self.noise_row(position, like.shape[-1]) for position in positions]
-        return torch.stack(rows).to(like.dtype)
+        return torch.stack(rows).to(like)
 
     def new_noise(self, position: int, size: int) -> Tensor:
         return -torch.empty(size, dtype=torch.float64).exponential_().log()

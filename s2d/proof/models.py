@@ -20,9 +20,7 @@ class TableModel:
 
     device = torch.device("cpu")
 
-    def __init__(
-        self, seed: int, vocab_size: int = 3, mixed_with: "TableModel | None" = None
-    ) -> None:
+    def __init__(self, seed: int, vocab_size: int = 3, mixed_with: Any = None) -> None:
         self.config = SimpleNamespace(vocab_size=vocab_size, max_position_embeddings=512)
         self.seed = seed
         self.mixed_with = mixed_with
@@ -41,9 +39,9 @@ class TableModel:
     def __call__(
         self, input_ids: Tensor, past_key_values: Any = None, use_cache: bool = True, **others: Any
     ) -> SimpleNamespace:
-        """Tokens (B, T) -> ``logits`` (B, T, V), and as ``past_key_values`` a pair (keys, values).
+        """Tokens (B, T) -> ``logits`` (B, T, V), and ``past_key_values``: a pair (keys, values).
 
-        Both have the shape (B, 1, S, 1), are the tokens so far, and may be cut.
+        Both have the shape (B, 1, S, 1). They hold the S tokens so far, and may be cut.
         """
         tokens = input_ids
         if past_key_values is not None:
@@ -55,10 +53,11 @@ class TableModel:
         return SimpleNamespace(logits=torch.stack(logits), past_key_values=past)
 
 
-def text_law(
-    distribution: Callable[[Outcome], Tensor], length: int, begun: Law | None = None
-) -> Law:
-    """The law of texts of ``length`` tokens: each follows ``distribution(the ones before)`` (V,).
+Distribution = Callable[[Outcome], Tensor]  # a text -> the probabilities (V,) of what follows
+
+
+def text_law(distribution: Distribution, length: int, begun: Law | None = None) -> Law:
+    """The law of texts of ``length`` tokens, each drawn from the distribution after the others.
 
     Texts that are ``begun`` are continued, and longer ones are cut.
     """
