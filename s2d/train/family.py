@@ -16,7 +16,7 @@ from ..checkpoint import load_model
 from ..checkpoint.chat import VICUNA_SYSTEM
 from ..checkpoint.files import refuse_existing
 from ..checkpoint.tokenizer import Tokenizer
-from ..model import Drafting, Llama, LlamaConfig
+from ..model import Llama, LlamaConfig
 from .corpus import conversations
 from .data import make_rows, read_pairs, read_records
 from .fit import Run, fit
@@ -59,7 +59,7 @@ MEMBERS = {
 }
 # Fast for every target, on questions like the corpus and on others.
 # Exit 4 is no better than exit 3, and takes longer (end of bench/README.md).
-DRAFTING = Drafting((2, 3), (0.6, 0.0), length=12, stop=0.35, tree=(3, 12, 32))
+DRAFTING = dict(exits=(2, 3), thresholds=(0.6, 0.0), draft_length=12, stop=0.35, tree=(3, 12, 32))
 
 
 @torch.no_grad()
@@ -154,7 +154,7 @@ def train_member(run: Run, miniature: Miniature, tokenizer: Tokenizer, millions:
         model = load_model(whole, run.device, "float32", quick=False, layers=exits[-1])
     else:
         exits = (miniature.config.num_hidden_layers,)
-        drafting = None
+        drafting = {}
         model = initialise(miniature.config, run.seed, miniature.copying).to(run.device)
     recipe = replace(MINI, lr=miniature.lr, exits=exits)
     records = read_records("mini", run.seed)

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from ..checkpoint import empty_model, load_model, save_model
-from ..checkpoint.config import default_thresholds, read_folder
+from ..checkpoint.config import read_folder
 from ..checkpoint.files import refuse_existing
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
-from ..model import Drafting
 from ..pair.names import find_target
 from .data import make_rows, read_pairs, read_records
 from .fit import Recipe, Run, fit
@@ -73,26 +72,26 @@ def train_soft(run: Run, data: str = "mini", resume: bool = False, **options: An
         tell(f"{data}: no answer ends with an EOS of {folder.path}, so no end is learnt")
     for _ in fit(model, learnt, recipe, run):
         pass  # it says itself how far it is
+    drafting: dict[str, Any] = {"exits": exits}
     held = (held_out[1] != -100).sum().item()
-    if held < FEWEST:
-        drafting = Drafting(exits, default_thresholds(len(exits)))
-        how = f"not measured, as the rows held out have {held} tokens of at least {FEWEST}"
-    else:
-        drafting = Drafting(exits, model(measure_thresholds, held_out, exits))
-        how = f"measured on {held} tokens"
+    how = f"thresholds not measured, as that takes {FEWEST} tokens held out, and there are {held}"
+    if held >= FEWEST:
+        drafting["thresholds"] = model(measure_thresholds, held_out, exits)
+        how = f"thresholds {drafting['thresholds']}, measured on {held} tokens"
     save_trained(model, drafting, run, folder.path)
     steps = len(learnt[0]) * recipe.epochs // recipe.batch
     count = (learnt[1] != -100).sum()
     there = f"{len(learnt[0])} rows with {count} tokens to learn"
     tell(f"{run.out}: {steps} steps of {recipe.batch} rows, from {there}")
-    tell(f"exits {exits}, thresholds {drafting.thresholds}, {how}")
+    tell(f"exits {exits}, {how}")
 
 
-def save_trained(model: Divided, drafting: Drafting | None, run: Run, tokenizer_from: Path) -> None:
+def save_trained(model: Divided, drafting: dict[str, Any], run: Run, tokenizer_from: Path) -> None:
     """Write a trained model to ``run.out``, and how it drafts. No checkpoint is left."""
     weights = model.gather()
     if weights:  # on rank 0
-        whole = empty_model(replace(model.model.config, drafting=drafting))
+        whole = empty_model(model.model.config)
+        whole.drafting = drafting
         whole.load_state_dict(weights, assign=True)
         save_model(whole, run.out, tokenizer_from)
         run.unfinished.unlink(missing_ok=True)
