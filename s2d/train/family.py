@@ -113,19 +113,11 @@ def make_tokenizer(folder: Path, seed: int) -> Tokenizer:
         for conversation in islice(conversations(seed, "train"), 20000)
         for question, answer in conversation
     )
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=texts,
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=VOCAB_SIZE,
-        byte_fallback=True,
-        split_digits=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        character_coverage=1.0,
-        num_threads=1,
-        minloglevel=2,
-    )
+    options = dict(model_type="bpe", vocab_size=VOCAB_SIZE, byte_fallback=True, split_digits=True)
+    options |= dict(normalization_rule_name="identity", remove_extra_whitespaces=False)
+    options |= dict(character_coverage=1.0, num_threads=1, minloglevel=2)
+    train = sentencepiece.SentencePieceTrainer.train
+    train(sentence_iterator=texts, model_writer=model, **options)
     (folder / "tokenizer.model").write_bytes(model.getvalue())
     config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "legacy": True}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -5,7 +5,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -59,10 +59,10 @@ class Recipe:
     all_text: bool = False
     teacher: str | None = None
     align: float | None = None
-    # (model, tokens (B, T), labels (B, T), exits) -> losses (E,), summed over the labelled tokens
-    loss: Callable[..., Tensor] = soft_losses
-    schedule: Callable[[int, int, float], float] = warm_up_and_cosine  # (step, steps, lr) -> rate
-    make_optimizer: Callable[[nn.Module, float], Optimizer] = make_adamw  # (…, weight_decay)
+    # Functions with the arguments and results of these three.
+    loss: Callable[..., Tensor] = field(default=soft_losses, repr=False)
+    schedule: Callable[..., float] = field(default=warm_up_and_cosine, repr=False)
+    make_optimizer: Callable[..., Optimizer] = field(default=make_adamw, repr=False)
 
 
 @dataclass(frozen=True)
