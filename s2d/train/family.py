@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..checkpoint import load_model
 from ..checkpoint.chat import VICUNA_SYSTEM
-from ..checkpoint.files import refuse_existing
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Llama, LlamaConfig
 from .corpus import conversations
@@ -135,9 +134,7 @@ def train_mini(run: Run, millions: float | None = None) -> None:
 
 
 def train_member(run: Run, miniature: Miniature, tokenizer: Tokenizer, millions: float) -> None:
-    refuse_existing(run.out)
-    if not run.unfinished.exists():
-        refuse_existing(run.losses)
+    run.refuse_existing()
     if run.out.name == "mini-draft":
         exits = (2, 3, 4)
         drafting = DRAFTING

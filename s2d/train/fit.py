@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from ..checkpoint import is_fast
-from ..checkpoint.files import staged
+from ..checkpoint.files import refuse_existing, staged
 from ..checkpoint.notices import PROGRESS_SECONDS, tell
 from ..soft import soft_losses
 from ..speed.tensor_parallel import from_rank_0
@@ -81,6 +81,12 @@ class Run:
         """The file with the losses of each step."""
         return self.out.with_name(f"{self.out.name}.losses.jsonl")
 
+    def refuse_existing(self) -> None:
+        """Raise ValueError if the output is there already, or OSError if it cannot be written."""
+        refuse_existing(self.out)
+        if not self.unfinished.exists():
+            refuse_existing(self.losses)
+
 
 def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor]:
     """Train ``model`` in place, all exits together; yields the losses (E,) of each step.
@@ -111,6 +117,7 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     log: list[dict] = []
     if run.unfinished.exists():
         log = load_checkpoint(run.unfinished, model, optimizer, settings)["log"]
+        tell(f"{run.unfinished}: the training goes on after step {len(log)} of {steps}")
     batches = islice(order_rows(len(tokens), recipe.batch, run.seed), len(log), None)
     told = saved = time.monotonic()
     for step, batch in zip(range(len(log), steps), batches):

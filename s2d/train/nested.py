@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..checkpoint import empty_model, load_model, save_model
 from ..checkpoint.config import read_folder
-from ..checkpoint.files import refuse_existing
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Llama
@@ -33,8 +32,8 @@ FEWEST = 1000  # labelled tokens from which thresholds mean something
 LOST = 0.01  # the part of the last exit's right tokens that an exit before it may lose
 
 
-def train_soft(run: Run, data: str = "mini", resume: bool = False, **options: Any) -> None:
-    """Train a sorted draft and write it to ``run.out``.
+def train_soft(run: Run, data: str = "mini", **options: Any) -> None:
+    """Train a sorted draft and write it to ``run.out``; a training that was interrupted goes on.
 
     ``options`` are fields of the recipe, ``init`` and ``exits`` at least. The others are those of
     MINI or, if ``data`` is a file, of PAPER. A teacher's loss takes the place of the recipe's.
@@ -42,13 +41,7 @@ def train_soft(run: Run, data: str = "mini", resume: bool = False, **options: An
     """
     recipe = replace(MINI if data == "mini" else PAPER, data=data, **options)
     exits = recipe.exits
-    if resume and run.out.exists():
-        raise ValueError(f"{run.out} is finished")
-    refuse_existing(run.out)
-    if resume != run.unfinished.exists():
-        raise ValueError(f"give --resume if {run.unfinished} is there, and only then")
-    if not resume:
-        refuse_existing(run.losses)
+    run.refuse_existing()
     if recipe.batch % count_ranks():
         raise ValueError(f"--batch is no multiple of the {count_ranks()} processes")
     records = read_records(data, run.seed)
