@@ -58,7 +58,6 @@ def parse(arguments: list[str] | None) -> Any:
     add("--init", required=True, help="the Llama to cut from: a folder or a name")
     add("--exits", type=comma_separated(int), required=True, help="layers it predicts after")
     add("--data", default="mini", help="dialogues, a text in FILE.txt, or mini (the corpus)")
-    add("--resume", action="store_true", help="go on from the last checkpoint")
     add("--weights", type=comma_separated(positive), help="of the exits' losses (equal)")
     add("--batch", type=count, help="rows per step, over all processes")
     add("--micro-batch", type=count, help="rows that go through the model at once, at most")

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from ..checkpoint import load_model
 from ..checkpoint.chat import VICUNA_SYSTEM
-from ..checkpoint.files import refuse_existing
 from ..checkpoint.tokenizer import Tokenizer
-from ..model import Drafting, Llama, LlamaConfig
+from ..model import Llama, LlamaConfig
 from .corpus import conversations
 from .data import make_rows, read_pairs, read_records
 from .fit import Run, fit
@@ -59,7 +58,7 @@ MEMBERS = {
 }
 # Fast for every target, on questions like the corpus and on others.
 # Exit 4 is no better than exit 3, and takes longer (end of bench/README.md).
-DRAFTING = Drafting((2, 3), (0.6, 0.0), length=12, stop=0.35, tree=(3, 12, 32))
+DRAFTING = dict(exits=(2, 3), thresholds=(0.6, 0.0), draft_length=12, stop=0.35, tree=(3, 12, 32))
 
 
 @torch.no_grad()
@@ -113,19 +112,11 @@ def make_tokenizer(folder: Path, seed: int) -> Tokenizer:
         for conversation in islice(conversations(seed, "train"), 20000)
         for question, answer in conversation
     )
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=texts,
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=VOCAB_SIZE,
-        byte_fallback=True,
-        split_digits=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        character_coverage=1.0,
-        num_threads=1,
-        minloglevel=2,
-    )
+    options = dict(model_type="bpe", vocab_size=VOCAB_SIZE, byte_fallback=True, split_digits=True)
+    options |= dict(normalization_rule_name="identity", remove_extra_whitespaces=False)
+    options |= dict(character_coverage=1.0, num_threads=1, minloglevel=2)
+    train = sentencepiece.SentencePieceTrainer.train
+    train(sentence_iterator=texts, model_writer=model, **options)
     (folder / "tokenizer.model").write_bytes(model.getvalue())
     config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "legacy": True}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -143,9 +134,7 @@ def train_mini(run: Run, millions: float | None = None) -> None:
 
 
 def train_member(run: Run, miniature: Miniature, tokenizer: Tokenizer, millions: float) -> None:
-    refuse_existing(run.out)
-    if not run.unfinished.exists():
-        refuse_existing(run.losses)
+    run.refuse_existing()
     if run.out.name == "mini-draft":
         exits = (2, 3, 4)
         drafting = DRAFTING
@@ -154,7 +143,7 @@ def train_member(run: Run, miniature: Miniature, tokenizer: Tokenizer, millions:
         model = load_model(whole, run.device, "float32", quick=False, layers=exits[-1])
     else:
         exits = (miniature.config.num_hidden_layers,)
-        drafting = None
+        drafting = {}
         model = initialise(miniature.config, run.seed, miniature.copying).to(run.device)
     recipe = replace(MINI, lr=miniature.lr, exits=exits)
     records = read_records("mini", run.seed)

@@ -5,7 +5,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from ..checkpoint import is_fast
-from ..checkpoint.files import staged
+from ..checkpoint.files import refuse_existing, staged
 from ..checkpoint.notices import PROGRESS_SECONDS, tell
 from ..soft import soft_losses
 from ..speed.tensor_parallel import from_rank_0
@@ -59,10 +59,10 @@ class Recipe:
     all_text: bool = False
     teacher: str | None = None
     align: float | None = None
-    # (model, tokens (B, T), labels (B, T), exits) -> losses (E,), summed over the labelled tokens
-    loss: Callable[..., Tensor] = soft_losses
-    schedule: Callable[[int, int, float], float] = warm_up_and_cosine  # (step, steps, lr) -> rate
-    make_optimizer: Callable[[nn.Module, float], Optimizer] = make_adamw  # (…, weight_decay)
+    # Functions with the arguments and results of these three.
+    loss: Callable[..., Tensor] = field(default=soft_losses, repr=False)
+    schedule: Callable[..., float] = field(default=warm_up_and_cosine, repr=False)
+    make_optimizer: Callable[..., Optimizer] = field(default=make_adamw, repr=False)
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,12 @@ class Run:
     def losses(self) -> Path:
         """The file with the losses of each step."""
         return self.out.with_name(f"{self.out.name}.losses.jsonl")
+
+    def refuse_existing(self) -> None:
+        """Raise ValueError if the output is there already, or OSError if it cannot be written."""
+        refuse_existing(self.out)
+        if not self.unfinished.exists():
+            refuse_existing(self.losses)
 
 
 def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor]:
@@ -111,6 +117,7 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     log: list[dict] = []
     if run.unfinished.exists():
         log = load_checkpoint(run.unfinished, model, optimizer, settings)["log"]
+        tell(f"{run.unfinished}: the training goes on after step {len(log)} of {steps}")
     batches = islice(order_rows(len(tokens), recipe.batch, run.seed), len(log), None)
     told = saved = time.monotonic()
     for step, batch in zip(range(len(log), steps), batches):

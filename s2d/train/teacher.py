@@ -26,29 +26,27 @@ class Teacher:
     model: Llama
     align: float | None = None
 
-    def term(self, draft: Llama, hidden: Tensor, taught: Tensor) -> Tensor:
-        """How far hidden states (N, hidden) are from the features ``taught``, summed over N."""
+    def loss(self, draft: Llama, hidden: Tensor, labels: Tensor, taught: Tensor) -> Tensor:
+        """Cross entropy and the term, for hidden states and the teacher's features, over N."""
+        loss = cross_entropy(draft, hidden, labels)
         if self.align is not None:
             difference = draft.model.norm(hidden).float() - taught.float()  # (N, hidden)
-            return self.align * difference.square().mean(dim=-1).sum()
+            return loss + self.align * difference.square().mean(dim=-1).sum()
         with torch.no_grad():
             log_p = self.model.lm_head(taught).float().log_softmax(dim=-1)  # (N, V)
         log_q = draft.logits(hidden).float().log_softmax(dim=-1)  # (N, V)
-        return (log_p.exp() * (log_p - log_q)).sum()
+        return loss + (log_p.exp() * (log_p - log_q)).sum()
 
     def losses(self, draft: Llama, tokens: Tensor, labels: Tensor, exits: Sequence[int]) -> Tensor:
         """As ``soft_losses``, with the teacher's term added at every exit."""
         learnt = labels != -100  # (B, T)
-        labels = labels[learnt]  # (N,)
         with torch.no_grad():  # what the teacher's LM head reads
             states = self.model.run_layers(self.model.embed(tokens))
             taught = self.model.model.norm(states[learnt])  # (N, the teacher's hidden size)
         losses = []
         for states in exit_states(draft, tokens, exits):
-            hidden = states[learnt]  # (N, hidden)
-            loss = sum_of_chunks(partial(cross_entropy, draft), hidden, labels)
-            term = sum_of_chunks(partial(self.term, draft), hidden, taught)
-            losses.append(loss + term)
+            rows = states[learnt], labels[learnt], taught  # N of each
+            losses.append(sum_of_chunks(partial(self.loss, draft), *rows))
         return torch.stack(losses)
 
 
