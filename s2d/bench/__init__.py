@@ -3,7 +3,14 @@
 ``compare`` does it from Python. The programs are ``python -m s2d.bench``, see README.md here.
 """
 
-from .measure import compare
-from .tables import Comparison
+from importlib import import_module
+from typing import Any
 
-__all__ = ["Comparison", "compare"]
+PUBLIC = {"Comparison": "tables", "compare": "measure"}  # as in s2d/__init__.py
+__all__ = list(PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)

@@ -1,5 +1,7 @@
 """config.json of a Hugging Face folder <-> LlamaConfig; other models are refused."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +29,7 @@ ARCHITECTURES = {  # by model_type
     "qwen2": Architecture(qkv_bias=True, windows="if switched on"),
     "qwen3": Architecture(qk_norm=True, head_dim=128, windows="if switched on"),
 }
+DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
 SIZES += ("num_attention_heads",)
 # Keys that change what a model computes, unless they are missing, null or as here.
@@ -54,7 +57,7 @@ class ModelFolder(NamedTuple):
 
     path: Path
     config: LlamaConfig
-    dtype: str  # of the weights, as config.json says
+    dtype: str  # see ``read_dtype``
     drafting: dict[str, Any]  # see ``read_drafting``
 
 
@@ -70,16 +73,26 @@ def read_folder(path: Path | str) -> ModelFolder:
     if not file.is_file():
         raise FileNotFoundError(f"{path} has no config.json, so it is not the folder of a model")
     raw = read_json(file)
-    generation = read_json(file.with_name("generation_config.json"), missing={})
+    generation_file = file.with_name("generation_config.json")
+    generation = read_json(generation_file, missing={})
+    with named(generation_file):
+        ends = token_ids(generation.get("eos_token_id"))
     if generation.get("eos_token_id") is not None:
-        raw["eos_token_id"] = generation["eos_token_id"]
-    try:
+        raw["eos_token_id"] = ends
+    with named(file):
         config = config_from_dict(raw)
+        dtype = read_dtype(raw)
         drafting = read_drafting(raw, config.num_hidden_layers)
+    return ModelFolder(file.parent, config, dtype, drafting)
+
+
+@contextmanager
+def named(file: Path) -> Iterator[None]:
+    """Errors about what is in a ``file`` name it."""
+    try:
+        yield
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file}: {error}") from None
-    dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
-    return ModelFolder(file.parent, config, dtype, drafting)
 
 
 def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
@@ -99,9 +112,7 @@ def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
             f"{heads} attention heads must be a multiple of {kv_heads} key/value heads, and "
             f"head_dim {head_dim} must be even"
         )
-    eos = raw.get("eos_token_id", architecture.eos)
-    if not isinstance(eos, list):
-        eos = [] if eos is None else [eos]
+    ends = token_ids(raw.get("eos_token_id", architecture.eos))
     return LlamaConfig(
         **sizes,
         num_key_value_heads=kv_heads,
@@ -111,7 +122,7 @@ def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
         tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
         bos_token_id=raw.get("bos_token_id", architecture.bos),
         # Some files have the id of no token, such as -1; it ends no answer.
-        eos_token_ids=tuple(token for token in eos if 0 <= token < sizes["vocab_size"]),
+        eos_token_ids=tuple(token for token in ends if 0 <= token < sizes["vocab_size"]),
         qkv_bias=architecture.qkv_bias,
         qk_norm=architecture.qk_norm,
         **read_rope(raw),
@@ -144,6 +155,25 @@ def number(raw: dict[str, Any], key: str, default: float | None = None, kind: ty
         noun = "whole number" if kind is int else "number"
         raise ValueError(f"{key} is {value!r}; expected a {noun} above 0")
     return kind(value)
+
+
+def token_ids(value: Any) -> list[int]:
+    """The tokens that end an answer: an id, a list of ids, or null."""
+    ids = value if isinstance(value, list) else [value]
+    if value is None:
+        return []
+    if set(map(type, ids)) - {int}:  # true is no id
+        raise ValueError(f"eos_token_id is {value!r:.60}; expected a token's id or a list of them")
+    return ids
+
+
+def read_dtype(raw: dict[str, Any]) -> str:
+    """The dtype of the weights by its name, or "auto" if only they themselves say it."""
+    key = "dtype" if raw.get("dtype") is not None else "torch_dtype"
+    name = raw.get(key)
+    if name is not None and name not in ("auto", *DTYPES):
+        raise ValueError(f"{key} is {name!r}; expected auto or one of {', '.join(DTYPES)}")
+    return name or "auto"
 
 
 def has_window(raw: dict[str, Any], windows: str) -> bool:

@@ -1,6 +1,7 @@
 """A Hugging Face folder (config.json and weights) <-> a Llama, and where its weights lie."""
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,13 +16,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..model import Llama, LlamaConfig
-from .config import ModelFolder, config_to_dict, read_folder
+from .config import DTYPES, ModelFolder, config_to_dict, read_folder
 from .files import read_json, refuse_existing, staged
 from .layout import quicken
-from .notices import progress
+from .notices import is_out_of_memory, progress
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 # What a model is spoken to with, and where its answers end: copied with its weights.
 COMPANIONS = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "added_tokens.json")
 COMPANIONS += ("special_tokens_map.json", "chat_template.jinja", "generation_config.json")
@@ -49,30 +49,76 @@ def load_model(
             others need not be in the folder. If config.json names exits after these layers, the
             model has none of its drafting options.
 
-    Tensors that no layer needs are left out. Raises FileNotFoundError, or ValueError for what is
-    not a Llama this project can run.
+    Tensors that no layer needs are left out. Raises FileNotFoundError, ValueError for what is not a
+    Llama this project can run, or MemoryError.
     """
     if not isinstance(folder, ModelFolder):
         folder = read_folder(folder)
     path, config, stored_dtype, drafting = folder
     device = check_device(device)
-    dtype = choose_dtype(dtype, device, stored_dtype)
     stored = config.num_hidden_layers
     layers = stored if layers is None else layers
     if layers not in range(1, stored + 1):
         raise ValueError(f"{path} has {stored} layers, not {layers}")
     config = replace(config, num_hidden_layers=layers)
-    model = empty_model(config)
+    not_read = tuple(f"model.layers.{layer}." for layer in range(layers, stored))
+    if stored_dtype == "auto":
+        _, _, first = next(read_tensors(path, not_read))
+        stored_dtype = str(first.dtype)
+    dtype = choose_dtype(dtype, device, stored_dtype)
+    size = count_parameters(config) * dtype.itemsize
+    needs = f"{path} needs {size / 1e9:.2f} GB for its weights in {dtype}, on {device}"
+    if size > memory_of(device):
+        raise MemoryError(f"{needs}, which has {memory_of(device) / 1e9:.2f} GB")
+    try:
+        model = empty_model(config)
+        read_into(model, path, not_read, device, dtype, share)
+        if quick and device.type == "cpu":
+            quicken(model)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise MemoryError(f"{needs}, which has less than that now") from None
     if drafting and drafting["exits"][-1] <= layers:
         model.drafting = drafting
+    return model
+
+
+def count_parameters(config: LlamaConfig) -> int:
+    """How many a model has, but for norms and biases. It need not be built, and may be huge."""
+    heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
+    block = heads * config.head_dim + 3 * config.intermediate_size
+    tables = 1 if config.tie_word_embeddings else 2
+    rows = config.num_hidden_layers * block + tables * config.vocab_size
+    return rows * config.hidden_size
+
+
+def memory_of(device: torch.device) -> float:
+    """Bytes for the weights on a device; infinite where PyTorch and the system do not say it."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "cpu" and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return math.inf
+
+
+def read_into(
+    model: Llama,
+    path: Path,
+    not_read: tuple[str, ...],
+    device: torch.device,
+    dtype: torch.dtype,
+    share: Share | None,
+) -> None:
+    """Give an empty ``model`` the weights in the folder ``path``; see ``load_model``."""
+    config = model.config
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     shapes[HEAD] = shapes[EMBEDDING]  # which a tied model may have, too
-    not_read = tuple(f"model.layers.{layer}." for layer in range(layers, stored))
     tensors: dict[str, Tensor] = {}
     stored_tensors = read_tensors(path, not_read)
     for file, name, tensor in progress(stored_tensors, f"reading {path}: tensors", len(shapes)):
         if name not in shapes:
-            refuse_if_needed(file, name, layers)
+            refuse_if_needed(file, name, config.num_hidden_layers)
             continue
         if share is not None and tensor.dim() == len(shapes[name]):
             tensor = share(name, tensor)
@@ -95,11 +141,7 @@ def load_model(
     model.load_state_dict(tensors, assign=True)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
-    del tensors  # so that no second copy is kept when the weights are laid out anew
     model.requires_grad_(False).eval()
-    if quick and device.type == "cpu":
-        quicken(model)
-    return model
 
 
 def refuse_if_needed(file: Path, name: str, layers: int) -> None:
@@ -129,6 +171,8 @@ def read_tensors(folder: Path, not_read: tuple[str, ...]) -> Iterator[tuple[Path
                 if not name.startswith(not_read):
                     yield file, name, tensor
         except Exception as error:  # reading a damaged file can fail in many ways
+            if is_out_of_memory(error):
+                raise MemoryError from None
             reason = str(error).partition("\n")[0]
             raise ValueError(f"{file} cannot be read: {reason}") from None
 

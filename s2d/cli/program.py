@@ -1,17 +1,16 @@
-"""What the command lines share: options, and how a program ends. Importing it is quick."""
+"""The options that command lines share, without PyTorch."""
 
 import argparse
 import json
-import math
-import os
 import platform
 import re
 import sys
-import warnings
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
+
+from .ending import run_program as run_program
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,18 +42,42 @@ def comma_separated(kind: Callable[[str], Any]) -> Callable[[str], tuple]:
     return parse
 
 
-def count(text: str) -> int:
-    """A whole number of at least 1."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return int(text)
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """What reads a whole number in a range."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            words = f"expected a whole number from {least} to {most}, got {text:.40}"
+            raise argparse.ArgumentTypeError(words)
+        return number
+
+    return parse
+
+
+count = whole(1, 10**6)
 
 
 def positive(text: str) -> float:
     """A number above 0."""
-    if not 0 < float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
-    return float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1e9:
+        words = f"expected a number above 0, up to a billion, got {text:.40}"
+        raise argparse.ArgumentTypeError(words)
+    return number
+
+
+def file_name(text: str) -> Path:
+    """A path that says something: no name at all would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a name, got ''")
+    return Path(text)
 
 
 def parse_tree(text: str) -> Any:
@@ -85,7 +108,12 @@ def named_value(text: str) -> tuple[str, Any]:
 def add_drafting_options(parser: Any) -> None:
     """What drafts, and how: for a group of ``run.py``, or a method's name in the benchmark."""
     add = parser.add_argument
-    add("--draft", type=Path, metavar="NAME|FOLDER", help="the small model (next to the target)")
+    add(
+        "--draft",
+        type=file_name,
+        metavar="NAME|FOLDER",
+        help="the small model (next to the target)",
+    )
     methods = "ar", "sd", "mcsd", "s2d", "s2d-tree"
     words = "ar: no draft; sd, mcsd: chain, tree of one exit; s2d, s2d-tree: of sorted exits (s2d)"
     add("--method", choices=methods, help=words)
@@ -101,9 +129,9 @@ def add_drafting_options(parser: Any) -> None:
     words = "rejection sampling, as in the papers (shared noise)"
     add("--rejection", dest="rule", action="store_const", const="rejection", help=words)
     add("--init", choices=("draft", "target"), help="what proposes the first level (draft)")
-    add("--decision", type=Path, metavar="FILE", help="a model of where drafting stops (none)")
+    add("--decision", type=file_name, metavar="FILE", help="a model of where drafting stops (none)")
     words = "texts for exit 0, by s2d.train text (next to the target)"
-    add("--datastore", type=Path, metavar="FILE", help=words)
+    add("--datastore", type=file_name, metavar="FILE", help=words)
 
 
 def name_processor() -> str:
@@ -112,35 +140,3 @@ def name_processor() -> str:
     lines = file.read_text().splitlines() if file.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
-
-
-def run_program(name: str, function: Callable[..., int | None], *arguments: Any) -> int:
-    """The exit code of ``function(*arguments)``.
-
-    A user's mistake is one line on stderr, and 2.
-    """
-    # A stream that the shell closed is None. What is written to it is for nobody.
-    sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stderr = sys.stderr or open(os.devnull, "w")
-    sys.stdin = sys.stdin or open(os.devnull)
-    from ..checkpoint.notices import tell
-
-    warnings.showwarning = lambda message, *where: tell(message)
-    try:
-        code = function(*arguments) or 0
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        tell("interrupted")
-        return 130
-    except BrokenPipeError:  # whoever reads, such as head, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would complain at its exit
-        return 141
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        words = str(error)
-        if isinstance(error, OSError) and error.filename is not None:
-            words = f"{error.filename}: {error.strerror}"
-        # An option as it was typed: ``Options`` call it top_p.
-        words = re.sub(r"^[a-z_]+: expected", lambda it: f"--{it[0].replace('_', '-')}", words)
-        tell(f"{name}: {words}")
-        return 2

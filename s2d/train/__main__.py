@@ -1,20 +1,10 @@
 """Train drafts, the miniatures, decision models; make datastores."""
 
 import sys
-from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentTypeError
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
-from ..cli.program import Parser, comma_separated, count, positive, run_program
-from ..speed.tensor_parallel import join_processes, own_device
-from .decision import LEARNING_RATE, train_decision
-from .family import train_mini
-from .fit import Run
-from .nested import MINI, PAPER, train_soft
-from .text import make_datastore
+from ..cli.ending import run_program
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,6 +13,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(arguments: list[str] | None) -> None:
     """Do what the command line says, in each of the processes that torchrun started, if it did."""
+    import torch.distributed as dist
+
+    from ..speed.tensor_parallel import join_processes, own_device
+    from .fit import Run
+    from .nested import train_soft
+
     join_processes()
     options = vars(parse(arguments))
     train = options.pop("train")
@@ -32,19 +28,20 @@ def run(arguments: list[str] | None) -> None:
     train(Run(options.pop("out"), str(device), options.pop("seed")), **options)
 
 
-def seed_number(text: str) -> int:
-    """A seed: PyTorch's generator on a CPU would take no more than its 32 bits."""
-    if not 0 <= int(text) < 2**32:
-        raise ArgumentTypeError(f"must be from 0 to 4294967295, got {text}")
-    return int(text)
-
-
 def parse(arguments: list[str] | None) -> Any:
     """What was given, or has a default here, as arguments of ``train``, which is one of them."""
+    from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter
+
+    from ..cli.program import Parser, comma_separated, count, file_name, positive, whole
+    from .decision import LEARNING_RATE, train_decision
+    from .family import train_mini
+    from .nested import MINI, PAPER, train_soft
+    from .text import make_datastore
+
     common = Parser(add_help=False)
     common.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps ...")
-    common.add_argument("--seed", type=seed_number, default=0, help="of all random numbers")
-    common.add_argument("--out", type=Path, required=True, help="the folder or file to write")
+    common.add_argument("--seed", type=whole(0, 2**32 - 1), default=0, help="of all random numbers")
+    common.add_argument("--out", type=file_name, required=True, help="the folder or file to write")
     shared: dict[str, Any] = {"parents": [common], "argument_default": SUPPRESS}
     shared["formatter_class"] = ArgumentDefaultsHelpFormatter
     parser = Parser(prog="python -m s2d.train", description=__doc__)
@@ -86,7 +83,7 @@ def parse(arguments: list[str] | None) -> Any:
 
     add = add_program("text", make_datastore, "a datastore for exit 0 to draft from")
     add("--target", required=True, help="the model whose tokens it has: a folder or a name")
-    add("--from", type=Path, nargs="+", dest="files", required=True, help="texts in UTF-8")
+    add("--from", type=file_name, nargs="+", dest="files", required=True, help="texts in UTF-8")
     return parser.parse_args(arguments)
 
 
