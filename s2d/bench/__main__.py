@@ -4,6 +4,7 @@ python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=
 python -m s2d.bench hf --target weights/mini-7b
 """
 
+import shlex
 import sys
 from argparse import Namespace
 from importlib import import_module
@@ -40,7 +41,8 @@ def parse(arguments: list[str]) -> Namespace:
     program = import_module(f"s2d.bench.{name}")
     more = f"The programs are {', '.join(PROGRAMS)}: python -m s2d.bench PROGRAM --help"
     parser = Parser(f"python -m s2d.bench {name}", description=program.__doc__, epilog=more)
-    parser.set_defaults(program=name)
+    command = ["python", "-m", "s2d.bench", name, *arguments]
+    parser.set_defaults(program=name, command=shlex.join(command))
     add = parser.add_argument
     if name == "papers":
         words = "default: those without training"
@@ -62,10 +64,13 @@ def parse(arguments: list[str]) -> Namespace:
     limit, rounds = 2, 3
     if name == "hf":  # which takes no means
         limit, rounds = 1, 1
-        parser.set_defaults(temperature=(0.0,), dtype="float64")
+        parser.set_defaults(temperature=(0.0,), dtype="float64", top_p=1.0, top_k=0, seed=0)
     else:
         numbers = comma_separated(float)
         add("--temperature", type=numbers, default="0,1", help="0 is greedy (%(default)s)")
+        add("--top-p", type=float, default=1.0, help="nucleus sampling (%(default)s: all tokens)")
+        add("--top-k", type=int, default=0, help="draw from the K likeliest (%(default)s: all)")
+        add("--seed", type=int, default=0, help="of the seeds of all answers (%(default)s)")
         add("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: the model's")
     add("--rounds", type=count, default=rounds, help="of turns of all methods (%(default)s)")
     add("--limit", type=count, default=limit, help="questions per group (%(default)s)")

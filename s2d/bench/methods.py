@@ -6,7 +6,6 @@ A name is a method of run.py and, after colons, options of run.py that say what 
 
 from argparse import SUPPRESS, Namespace
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..checkpoint import load_model
 from ..checkpoint.config import ModelFolder, read_folder
 from ..cli.program import Parser, add_drafting_options
 from ..model import Llama
-from ..options import Options, default_drafting
+from ..options import decide
 from ..pair.loading import Choice, Pair, choose_pair, load_chosen
 from ..pair.names import find_draft, find_target
 
@@ -27,7 +26,7 @@ def default_methods(target: str, draft: Path | None, exits: Sequence[int] | None
     found = find_draft(read_folder(find_target(target)), draft, exits).draft
     if found is None:
         return ["s2d-tree:exits=0"]
-    exits = exits or default_drafting(found.config).exits
+    exits = exits or decide(found, method="s2d").exits
     single = [f"sd:exits={each}" for each in exits]
     together = ",".join(map(str, exits))
     names = f"mcsd:exits={exits[-1]}", f"s2d:exits={together}", f"s2d-tree:exits={together}"
@@ -57,12 +56,14 @@ def choose_methods(target: str, methods: dict[str, str], args: Namespace) -> dic
     ValueError or FileNotFoundError for what cannot be run.
     """
     for temperature in args.temperature:
-        Options(temperature=temperature)  # ValueError for what is no temperature
+        decide(None, temperature=temperature)  # ValueError for what is no temperature
+    names = "max_new_tokens", "top_p", "top_k", "seed"
+    common = {name: getattr(args, name) for name in names}
     choices = {}
     for label, name in {"ar": "ar", **methods}.items():
-        options = parse_method(name)
+        options = common | parse_method(name)
         draft = options.pop("draft", args.draft)
-        choices[label] = choose_pair(target, draft, Options(**options))
+        choices[label] = choose_pair(target, draft, **options)
     return choices
 
 
@@ -77,19 +78,19 @@ def load_methods(choices: dict[str, Choice], args: Namespace) -> dict[str, Pair]
 
     A draft is loaded up to the last exit that any of the methods uses.
     """
-    layers_of: dict[ModelFolder, int] = {}
+    layers_of: dict[Path, int] = {}
     for choice in choices.values():
         draft = choice.found.draft
         if draft is not None:
-            layers_of[draft] = max(choice.plan.exits[-1], layers_of.get(draft, 0))
-    load_once = cache(load_model)
+            layers_of[draft.path] = max(*choice.options.exits, layers_of.get(draft.path, 0))
+    loaded: dict[Path, Llama] = {}
 
     def load(folder: ModelFolder, device: str, dtype: Any, layers: int | None = None) -> Llama:
-        if layers is not None:
-            layers = layers_of[folder]
-        return load_once(folder, device, dtype, layers=layers)
+        if folder.path not in loaded:
+            most = None if layers is None else layers_of[folder.path]
+            loaded[folder.path] = load_model(folder, device, dtype, layers=most)
+        return loaded[folder.path]
 
-    pairs = {}
-    for name, choice in choices.items():
-        pairs[name] = load_chosen(choice, args.device, args.dtype, load)
-    return pairs
+    return {
+        name: load_chosen(each, args.device, args.dtype, load) for name, each in choices.items()
+    }

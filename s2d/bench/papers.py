@@ -7,10 +7,11 @@ verified by rejection sampling. papers.md says how drafts are trained, and what 
 from argparse import Namespace
 from dataclasses import dataclass
 
+from .figures import Column, mean_column
 from .measure import compare_methods
 from .methods import choose_methods, load_methods
 from .specbench import corpus_questions
-from .tables import Column, mean_column, table
+from .tables import table
 
 SIZES = "7b", "13b", "70b"
 
@@ -74,9 +75,7 @@ NEED_TRAINING = {
         ],
         {
             "sorted": f"{S2D}:draft=drafts/sorted",
-            "exit 2": f"{SINGLE['exit 2']}:draft=drafts/alone-4",
-            "exit 3": f"{SINGLE['exit 3']}:draft=drafts/alone-4",
-            "exit 4": f"{SINGLE['exit 4']}:draft=drafts/alone-4",
+            **{name: f"{row}:draft=drafts/alone-4" for name, row in SINGLE.items()},
             "one for each target": f"{S2D}:draft=drafts/of-{{size}}",
         },
     ),
@@ -84,12 +83,11 @@ NEED_TRAINING = {
         "Exits trained together, and each alone (S2D)",
         [f"{name} is no worse for being trained with others" for name in SINGLE],
         {
-            "exit 2": f"{SINGLE['exit 2']}:draft=drafts/sorted",
-            "exit 3": f"{SINGLE['exit 3']}:draft=drafts/sorted",
-            "exit 4": f"{SINGLE['exit 4']}:draft=drafts/sorted",
-            "exit 2, alone": f"{SINGLE['exit 2']}:draft=drafts/alone-2",
-            "exit 3, alone": f"{SINGLE['exit 3']}:draft=drafts/alone-3",
-            "exit 4, alone": f"{SINGLE['exit 4']}:draft=drafts/alone-4",
+            **{name: f"{row}:draft=drafts/sorted" for name, row in SINGLE.items()},
+            **{
+                f"{name}, alone": f"{row}:draft=drafts/alone-{name[-1]}"
+                for name, row in SINGLE.items()
+            },
         },
     ),
     "alignment": Experiment(
@@ -142,10 +140,10 @@ def run_experiments(args: Namespace) -> None:
             pairs = load_methods(chosen[name, size], args)
             for comparison in compare_methods(size, pairs, questions, args, peers={}):
                 columns[comparison.title] = comparison.by_group["overall"]
-        print(describe(name, columns), flush=True)
+        print(experiment_table(name, columns), flush=True)
 
 
-def describe(name: str, columns: dict[str, Column]) -> str:
+def experiment_table(name: str, columns: dict[str, Column]) -> str:
     """An experiment: its title, what is claimed, and the table."""
     experiment = EXPERIMENTS[name]
     means = mean_column(list(columns.values()))

@@ -15,11 +15,12 @@ from ..pair.loading import Pair
 from .measure import compare_methods
 from .methods import choose_default, load_methods
 from .specbench import corpus_questions
-from .tables import Column, table
+from .tables import table
 
 ROWS = 1, 2, 4, 8, 16, 64  # of the passes that are timed
 CONTEXT = 200  # cached positions that they attend to
 SECONDS = 0.2  # that one of them is timed
+Costs = dict[str, dict[str, float]]  # {number of rows: {"ms": ..., "ratio": ...}}
 
 
 def measure_costs(args: Namespace) -> None:
@@ -37,12 +38,12 @@ def measure_costs(args: Namespace) -> None:
             print(table(legend, columns, ("needs", "mat", "speedup")), flush=True)
 
 
-def pass_costs(pairs: dict[str, Pair]) -> dict[str, Column]:
+def pass_costs(pairs: dict[str, Pair]) -> dict[str, Costs]:
     """What passes of the target and of the draft up to each exit cost."""
     target = pairs["ar"].target
     costs = {"target": time_passes(target, target.config.num_hidden_layers)}
     together = list(pairs.values())[-1]  # all exits
-    for each in filter(None, together.plan.exits):  # exit 0 has no layers
+    for each in filter(None, together.options.exits):  # exit 0 has no layers
         costs[f"exit {each}"] = time_passes(together.draft, each)
     one = costs["target"]["1"]["ms"]
     for column in costs.values():
@@ -52,7 +53,7 @@ def pass_costs(pairs: dict[str, Pair]) -> dict[str, Column]:
 
 
 @torch.inference_mode()
-def time_passes(model: Llama, layers: int) -> Column:
+def time_passes(model: Llama, layers: int) -> Costs:
     """Median "ms" of a pass over each of ROWS rows through so many ``layers``, and the head."""
     context = min(CONTEXT, model.config.max_position_embeddings - ROWS[-1])
     cache = model.new_cache(context + ROWS[-1], end=layers)
@@ -66,7 +67,7 @@ def time_passes(model: Llama, layers: int) -> Column:
         model.logits(hidden[0])
         cache.keep(context, [])
 
-    column: Column = {}
+    column: Costs = {}
     for rows in ROWS:
         timer = Timer("run(rows)", globals=locals(), num_threads=torch.get_num_threads())
         seconds = timer.blocked_autorange(min_run_time=SECONDS).median

@@ -9,6 +9,7 @@ import torch
 
 from ..checkpoint.notices import tell
 from ..model import Llama
+from ..options import Options
 from ..pair.loading import Pair
 from .measure import Run
 
@@ -85,25 +86,20 @@ def may_assist(pair: Pair) -> bool:
 
 
 def run_peer(
-    prompt: list[int],
-    seed: int,
-    peer: Any,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    **options: Any,
+    prompt: list[int], seed: int, peer: Any, options: Options, **more: Any
 ) -> tuple[list[int], None]:
     """The answer to a ``prompt``, from a list of ids to a list of ids."""
-    if temperature:
-        options |= {"temperature": temperature, "top_k": 0}
+    if options.temperature > 0:
+        more |= {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
     room = peer.config.max_position_embeddings - len(prompt)
     torch.manual_seed(seed)
     tokens = torch.tensor([prompt], device=peer.device)
     output = peer.generate(
         tokens,
         attention_mask=torch.ones_like(tokens),
-        max_new_tokens=min(max_new_tokens, room),
-        do_sample=temperature > 0,
+        max_new_tokens=min(options.max_new_tokens, room),
+        do_sample=options.temperature > 0,
         pad_token_id=0,
-        **options,
+        **more,
     )
     return output[0, len(prompt) :].tolist(), None

@@ -10,7 +10,8 @@ from urllib.parse import quote_plus
 from ..checkpoint.files import read_text, staged
 from ..checkpoint.tokenizer import Tokenizer
 from ..train.corpus import GROUPS, conversations
-from .tables import Comparison, Question, Record, by_method
+from .figures import Question, Record, by_method, stats_of
+from .tables import Comparison
 
 MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".split()
 
@@ -65,12 +66,11 @@ def write_answers(folder: Path, comparison: Comparison, tokenizer: Tokenizer) ->
 
 
 def answer_of(record: Record, tokenizer: Tokenizer) -> dict[str, Any]:
-    generations = [turn.generation for turn in record.turns if turn.generation]
     choice = {
         "turns": [tokenizer.decode(turn.tokens) for turn in record.turns],
         "wall_time": [turn.seconds for turn in record.turns],
         "new_tokens": [len(turn.tokens) for turn in record.turns],
-        "accept_lengths": sum([made.stats.accept_lengths for made in generations], []),
+        "accept_lengths": sum([each.accept_lengths for each in stats_of([record])], []),
     }
     question = {key: record.question[key] for key in ("question_id", "category")}
     return question | {"choices": [choice]}

@@ -5,18 +5,21 @@ import sys
 from argparse import Namespace
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from platform import platform
+from subprocess import DEVNULL, CalledProcessError, check_output
 
 import torch
 
 from ..checkpoint import placement
 from ..checkpoint.files import refuse_existing, staged
 from ..cli.program import name_processor
+from .figures import mean_column
 from .measure import compare_methods
 from .methods import choose_methods, default_methods, load_methods
 from .peers import peers_of
 from .specbench import corpus_questions, read_questions, write_answers
-from .tables import LEGEND, MEASURES, Comparison, mean_column, table, write_plot
+from .tables import LEGEND, LEGEND_OF_EXITS, MEASURES, OF_EXITS, Comparison, table, write_plot
 
 PACKAGES = "torch", "transformers", "numpy", "safetensors", "sentencepiece"
 
@@ -77,18 +80,24 @@ def show_all(found: list[Comparison], args: Namespace) -> None:
     overall = {comparison.title: comparison.by_group["overall"] for comparison in found}
     means = {"mean": mean_column(list(overall.values()))}
     print(table(f"overall: {LEGEND}", overall | means, MEASURES))
-    by_group = {}
-    for group in found[0].by_group:
-        columns = [each.by_group[group] for each in found if group in each.by_group]
-        by_group[group] = mean_column(columns)
-    print(table(f"means: {LEGEND}", by_group, MEASURES))
+    print(table(f"overall: {LEGEND_OF_EXITS}", overall | means, OF_EXITS))
     if args.out:
         versions = {name: version(name) for name in PACKAGES if name in sys.modules}
         machine = {"processor": name_processor(), "system": platform(), "versions": versions}
         machine["threads"] = torch.get_num_threads()
-        data = {"arguments": vars(args), "machine": machine}
+        data = {"command": args.command, "commit": find_commit(), "arguments": vars(args)}
+        data["machine"] = machine
         data["comparisons"] = [comparison.as_json() for comparison in found]
         with staged(args.out / "results.json") as stage:
             stage.write_text(json.dumps(data, default=str), encoding="utf-8")
     if args.plot:
         write_plot(args.plot, overall, across=len(set(args.temperature)))
+
+
+def find_commit() -> str | None:
+    """The commit of this repository, with "-dirty" if files were changed; None if it is none."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return check_output(command, cwd=Path(__file__).parent, stderr=DEVNULL, text=True).strip()
+    except (OSError, CalledProcessError):
+        return None
