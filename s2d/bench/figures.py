@@ -18,7 +18,7 @@ class Turn(NamedTuple):
     prompt: list[int]
     tokens: list[int]  # of the answer
     seconds: float  # of the whole call
-    generation: Generation | None
+    generation: Generation | None  # transformers has none
 
 
 class Record(NamedTuple):
@@ -55,8 +55,7 @@ class Figure:
         return f"{self.value:{form}}{spread}"
 
 
-Cell = dict[str, Figure]  # {measure: what was measured}
-Column = dict[str, Cell]  # {row: cell}
+Column = dict[str, dict[str, Figure]]  # {row: {measure: what was measured}}
 
 
 def by_method(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -67,15 +66,15 @@ def by_method(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def stats_of(records: Iterable[Record]) -> list[Stats]:
-    """The Stats of all answers; transformers has none."""
+    """The Stats of all answers of our methods."""
     made = [turn.generation for record in records for turn in record.turns]
     return [each.stats for each in made if each is not None]
 
 
 def make_column(records: Sequence[Record], presets: dict[str, str]) -> Column:
-    """What is measured of each method. ``presets`` are of the methods that were asked for by one.
+    """What is measured of each method; ``presets`` are of our methods, such as "s2d".
 
-    A cell has these measures:
+    The measures:
         speedup: tokens per second divided by those of "ar" in a round, the median of rounds.
         mat: tokens emitted per step. transformers has no steps.
         accepted: accepted tokens per drafted level.
@@ -111,12 +110,12 @@ def resample(records: Sequence[Record]) -> Tensor:
     """
     counts = []
     for record in records:
-        stats = stats_of([record])
         tokens = sum(len(turn.tokens) for turn in record.turns)
-        seconds = sum(turn.seconds for turn in record.turns)
-        levels = sum(each.draft_levels for each in stats)
-        accepted = sum(each.accepted_tokens for each in stats)
-        counts.append([tokens, seconds, sum(each.steps for each in stats), levels, accepted])
+        counts.append([tokens, sum(turn.seconds for turn in record.turns), 0, 0, 0])
+        for stats in stats_of([record]):
+            counts[-1][2] += stats.steps
+            counts[-1][3] += stats.draft_levels
+            counts[-1][4] += stats.accepted_tokens
     rounds = len({record.round for record in records})
     by_question = torch.tensor(counts, dtype=torch.float64).T.view(5, rounds, -1)  # (5, R, Q)
     questions = by_question.shape[2]

@@ -114,8 +114,7 @@ def compare_methods(
             runs[method] = make_run(pair.target, pair.draft, options[method])
         runs |= {peer: partial(run, options=options["ar"]) for peer, run in peers.items()}
         records = measure(runs, questions, args.rounds, title, ask, args.seed)
-        presets = {method: each.method for method, each in options.items()}
-        yield Comparison(title, records, options, presets)
+        yield Comparison(title, records, options)
 
 
 def compare(
@@ -141,8 +140,10 @@ def compare(
 
     Raises ValueError for options that cannot be run.
     """
-    methods = {"ar": {"method": "ar"}} | methods
-    options = {name: decide(draft, **common | own) for name, own in methods.items()}
+    options = {}
+    for name, own in ({"ar": {"method": "ar"}} | methods).items():
+        decided = decide(draft, **common | own)
+        options[name] = replace(decided, method=own.get("method", name))
     runs = {name: make_run(target, draft, each) for name, each in options.items()}
     asked = []
     for number, each in enumerate(questions):
@@ -151,8 +152,9 @@ def compare(
             question |= each
         else:
             question["turns"] = [as_ids(each, target.config.vocab_size)]
+        if tokenizer is None and any(isinstance(turn, str) for turn in question["turns"]):
+            raise ValueError("questions that are texts need a tokenizer")
         asked.append(question)
     ask = partial(ask_turns, tokenizer, target.config.max_position_embeddings)
     records = measure(runs, asked, rounds, "compare", ask, options["ar"].seed, quiet)
-    presets = {name: own["method"] for name, own in methods.items() if "method" in own}
-    return Comparison("compare", records, options, presets)
+    return Comparison("compare", records, options)

@@ -57,8 +57,7 @@ def choose_methods(target: str, methods: dict[str, str], args: Namespace) -> dic
     """
     for temperature in args.temperature:
         decide(None, temperature=temperature)  # ValueError for what is no temperature
-    names = "max_new_tokens", "top_p", "top_k", "seed"
-    common = {name: getattr(args, name) for name in names}
+    common = {name: vars(args)[name] for name in ("max_new_tokens", "top_p", "top_k", "seed")}
     choices = {}
     for label, name in {"ar": "ar", **methods}.items():
         options = common | parse_method(name)
@@ -76,21 +75,17 @@ def choose_default(target: str, args: Namespace) -> dict[str, Choice]:
 def load_methods(choices: dict[str, Choice], args: Namespace) -> dict[str, Pair]:
     """Load what is chosen for methods on one target, each model once.
 
-    A draft is loaded up to the last exit that any of the methods uses.
+    What has the last exit is loaded first, so that a draft has all the layers that others use.
     """
-    layers_of: dict[Path, int] = {}
-    for choice in choices.values():
-        draft = choice.found.draft
-        if draft is not None:
-            layers_of[draft.path] = max(*choice.options.exits, layers_of.get(draft.path, 0))
     loaded: dict[Path, Llama] = {}
 
-    def load(folder: ModelFolder, device: str, dtype: Any, layers: int | None = None) -> Llama:
+    def load(folder: ModelFolder, *where: Any, layers: int | None = None) -> Llama:
         if folder.path not in loaded:
-            most = None if layers is None else layers_of[folder.path]
-            loaded[folder.path] = load_model(folder, device, dtype, layers=most)
+            loaded[folder.path] = load_model(folder, *where, layers=layers)
         return loaded[folder.path]
 
-    return {
-        name: load_chosen(each, args.device, args.dtype, load) for name, each in choices.items()
-    }
+    last_exit = {name: max(choice.options.exits, default=0) for name, choice in choices.items()}
+    pairs = {}
+    for name in sorted(choices, key=last_exit.get, reverse=True):
+        pairs[name] = load_chosen(choices[name], args.device, args.dtype, load)
+    return {name: pairs[name] for name in choices}

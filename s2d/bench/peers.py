@@ -55,13 +55,15 @@ def keep_float64(peer: Any) -> None:
 def peers_of(pairs: dict[str, Pair]) -> dict[str, Run]:
     """{name: run} of transformers' ``generate``: alone, with look-up, assisted by a draft.
 
-    The draft is that of the first of ``pairs`` which may assist.
+    That is the first other model which has a vocabulary of the target's size, padding included.
     """
     alone = pairs["ar"]
     run = partial(run_peer, peer=as_transformers(alone.target, alone.folder.path))
     peers = {"transformers": run}
     peers["transformers look-up"] = partial(run, prompt_lookup_num_tokens=10)
-    assisting = [pair for pair in pairs.values() if may_assist(pair)]
+    drafting = [pair for pair in pairs.values() if pair.draft not in (None, pair.target)]
+    size = alone.folder.config.vocab_size
+    assisting = [pair for pair in drafting if pair.found.draft.config.vocab_size == size]
     if not assisting:
         tell(f"{ASSISTED} is left out: no draft model has a vocabulary of the target's size")
         return peers
@@ -75,14 +77,6 @@ def peers_of(pairs: dict[str, Pair]) -> dict[str, Run]:
         name = f"{ASSISTED}:tokens={count}:threshold={threshold:g}"
         peers[name] = partial(run, assistant_model=assistant)
     return peers
-
-
-def may_assist(pair: Pair) -> bool:
-    """Whether the draft is another model, and both vocabularies have one size, padding included."""
-    found = pair.found.draft
-    if found is None or pair.draft is pair.target:
-        return False
-    return found.config.vocab_size == pair.folder.config.vocab_size
 
 
 def run_peer(

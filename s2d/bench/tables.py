@@ -14,10 +14,7 @@ from ..stats import Stats
 from .figures import Column, Record, by_method, make_column, stats_of
 
 MEASURES = "speedup", "mat"
-LEGEND = (
-    "speedup / mean accepted tokens, ± standard error over questions and rounds (at T=0 the rounds "
-    "repeat the texts: only speeds vary)"
-)
+LEGEND = "speedup / mean accepted tokens ± standard error (at T=0 rounds repeat texts, not speeds)"
 OF_EXITS = "of best exit", "of worst exit"
 LEGEND_OF_EXITS = "speedup divided by that of the fastest / of the slowest single exit"
 
@@ -29,19 +26,19 @@ class Comparison:
     title: str
     records: list[Record]
     options: dict[str, Options]  # of our methods; but each answer has the seed of its record
-    presets: dict[str, str]  # of those that were asked for by a preset, such as "s2d"
 
     @cached_property
     def by_group(self) -> dict[str, Column]:
         """Columns are the groups of tasks and "overall", and rows are the methods."""
         columns = {}
+        presets = {method: each.method for method, each in self.options.items()}
         groups = dict.fromkeys(record.question["group"] for record in self.records)
         for group in (*groups, "overall"):
             inside = []
             for record in self.records:
                 if group in (record.question["group"], "overall"):
                     inside.append(record)
-            columns[group] = make_column(inside, self.presets)
+            columns[group] = make_column(inside, presets)
         return columns
 
     @cached_property
@@ -59,17 +56,17 @@ class Comparison:
     def different_from(self, expected: str) -> dict[str, int]:
         """{lossless method: how many of its answers differ from those of the ``expected`` one}.
 
-        Rejection sampling is left out above T = 0, as it draws another text than others, and so are
-        roots as published.
+        Above T = 0 rejection sampling draws another text than others, and is left out.
         """
         rows = by_method(self.records)
+        texts = {name: [[t.tokens for t in each.turns] for each in rows[name]] for name in rows}
         found = {}
         for method, options in self.options.items():
             draws_anew = options.rule != "noise" and options.temperature > 0
             is_exact = rows[method][0].turns[0].generation.exact
             if method != expected and is_exact and not draws_anew:
-                pairs = zip(rows[expected], rows[method])
-                found[method] = sum(texts_of(one) != texts_of(other) for one, other in pairs)
+                pairs = zip(texts[expected], texts[method])
+                found[method] = sum(one != other for one, other in pairs)
         return found
 
     def __str__(self) -> str:
@@ -103,11 +100,6 @@ def column_as_json(column: Column) -> dict[str, Any]:
             found = {"value": figure.value, "spread": figure.spread}
             rows.setdefault(method, {})[measure] = found
     return rows
-
-
-def texts_of(record: Record) -> list[list[int]]:
-    """The tokens of its answers."""
-    return [turn.tokens for turn in record.turns]
 
 
 def table(legend: str, columns: Mapping[str, Mapping], measures: Sequence[str]) -> str:
