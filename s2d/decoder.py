@@ -50,9 +50,10 @@ class Decoder:
         self.limit = min(len(context) + options.max_new_tokens, size)
         self.ended = ""  # why the answer has ended, see ``Generation``
         self.stats = Stats([each.exit_layer for each in drafter.exits])
-        # Tells of each token but EOS whether the answer ends with it.
-        self.is_last = options.stop_at.begin() if options.stop_at is not None else never
-        self.cache = target.new_cache(capacity=self.limit)
+        stop_at = options.stop_at
+        # Is called with each token of the answer but EOS; says whether the answer ends with it.
+        self.is_last = (lambda token: False) if stop_at is None else stop_at.begin()
+        self.cache = target.new_cache()
         # The target's hidden states of a long prompt, which is read before the first tree.
         self.hidden_before = target.model.norm.weight.new_empty((0, target.config.hidden_size))
         self.steps = self.decode()
@@ -71,9 +72,8 @@ class Decoder:
             hidden, logits = self.run_target(tree)
             # 3. Verify: which path of the tree is accepted, and which token follows it?
             accepted, bonus = self.rule.verify(tree, logits)
-            tokens = [*(tree.tokens[node] for node in accepted), bonus]
             # 4. Emit: the tokens become a part of the context, up to the answer's end.
-            step = self.emit(tree, logits, hidden, accepted, tokens)
+            step = self.emit(tree, logits, hidden, accepted, bonus)
             # 5. Roll back: both models forget the nodes that are not on the path.
             self.roll_back(step)
             step.seconds = time.perf_counter() - began
@@ -117,9 +117,10 @@ class Decoder:
         return tokens, *positions_and_mask(read, n, tree.ancestors, device, self.target.dtype)
 
     def emit(
-        self, tree: Tree, logits: Tensor, hidden: Tensor, accepted: list[int], tokens: list[int]
+        self, tree: Tree, logits: Tensor, hidden: Tensor, accepted: list[int], bonus: int
     ) -> Step:
-        """Append the ``tokens`` to the context, up to the answer's end."""
+        """Append the new tokens to the context, up to the answer's end."""
+        tokens = self.new_tokens(tree, accepted, bonus)
         for count, token in enumerate(tokens, start=1):
             if token in self.target.config.eos_token_ids:
                 self.ended = "eos"
@@ -135,6 +136,10 @@ class Decoder:
         hidden = torch.cat((self.hidden_before, hidden))
         self.hidden_before = self.hidden_before[:0]
         return Step(tree, logits, hidden, accepted, tokens)
+
+    def new_tokens(self, tree: Tree, accepted: list[int], bonus: int) -> list[int]:
+        """What a step emits, if the answer does not end before."""
+        return [*(tree.tokens[node] for node in accepted), bonus]
 
     def roll_back(self, step: Step) -> None:
         """Keep the context before the step and the accepted nodes in the caches of both models."""
@@ -170,8 +175,3 @@ class Decoder:
             exact=self.rule.exact,
             prompt_length=self.prompt_length,
         )
-
-
-def never(token: int) -> bool:
-    """Where nothing but EOS ends an answer."""
-    return False

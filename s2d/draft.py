@@ -15,10 +15,11 @@ from .cache import enlarge, move_up
 from .devices import to_device
 from .mask import MAX_UNREAD, ROOT_ALONE, positions_and_mask
 from .model import Llama
+from .options import Options
 from .rules import Prediction, Rule
 from .sampling import warp
 from .stats import Step
-from .tree import Shape, Tree
+from .tree import Tree
 
 
 class Exit(Protocol):
@@ -110,7 +111,7 @@ class LayerExit:
             hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
         )
         if end > self.hidden.shape[1]:
-            self.hidden = enlarge(self.hidden, capacity=end * 5 // 4, filled=start)
+            self.hidden = enlarge(self.hidden, end, start)
         self.hidden[:, start:end] = hidden
 
     def keep(self, step: Step) -> None:
@@ -125,59 +126,38 @@ class LayerExit:
 
 
 class SortedDraft:
-    """A draft of sorted exits, the cheapest first.
+    """A draft of sorted ``exits``, the cheapest first; ``eos_token_ids`` are the target's."""
 
-    Args:
-        exits: in the order in which they are asked.
-        thresholds: of all exits but the last: a confidence above it is enough.
-        shape: of the trees.
-        stop: a path whose estimated probability is lower is not continued.
-        eos_token_ids: of the target, which emits nothing after them.
-    """
-
-    def __init__(
-        self,
-        exits: Sequence[Exit],
-        thresholds: Sequence[float],
-        shape: Shape,
-        stop: float,
-        eos_token_ids: Sequence[int],
-    ) -> None:
+    def __init__(self, exits: list[Exit], options: Options, eos_token_ids: Sequence[int]) -> None:
         self.exits = exits
-        self.thresholds = thresholds
-        self.shape = shape
-        self.stop = stop
+        self.options = options
         self.eos_token_ids = eos_token_ids
-
-    @property
-    def max_positions(self) -> float:
-        """The length of the longest text that all exits can read."""
-        return min((each.max_positions for each in self.exits), default=math.inf)
+        self.max_positions = min((each.max_positions for each in exits), default=math.inf)
 
     def grow(self, tree: Tree, depth: int, rule: Rule) -> Tree:
         """Add levels to ``tree`` down to ``depth``; returns what the shape sends of it."""
+        shape = self.options.shape
         while tree.depth < depth:
-            leaves = tree.leaves(least=self.stop)
+            leaves = tree.leaves(least=self.options.stop)
             leaves = [leaf for leaf in leaves if tree.tokens[leaf] not in self.eos_token_ids]
-            nodes = self.shape.frontier(tree, leaves)
+            nodes = shape.frontier(tree, leaves)
             if not nodes:
                 break
             exit_, prediction = self.choose_exit(tree, nodes)
             if prediction.confidence == 0:
                 break  # it knows nothing
-            widths = [self.shape.width(tree, node) for node in nodes]
+            widths = [shape.width(tree, node) for node in nodes]
             proposal = rule.propose(tree, nodes, prediction, widths)
             tree = tree.add_level(nodes, proposal, exit_.exit_layer)
-        return tree.prune(self.shape.sent(tree))
+        return tree.prune(shape.sent(tree))
 
     def choose_exit(self, tree: Tree, nodes: Sequence[int]) -> tuple[Exit, Prediction]:
         """The first exit that is confident enough, or the last one.
 
         An exit is chosen before its tokens are drawn (see ``rules.Rejection``).
         """
-        *earlier, last = self.exits
-        for exit_, threshold in zip(earlier, self.thresholds):
+        for exit_, threshold in zip(self.exits[:-1], self.options.thresholds):
             prediction = exit_.predict(tree, nodes)
             if prediction.confidence > threshold:
                 return exit_, prediction  # the layers after this exit are not run
-        return last, last.predict(tree, nodes)
+        return self.exits[-1], self.exits[-1].predict(tree, nodes)

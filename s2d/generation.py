@@ -57,8 +57,7 @@ def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, options: Optio
     if not isinstance(options.shape, FixedShape | GrowingShape):
         options = replace(options, shape=CheckedShape(options.shape))
     exits = make_exits(target, draft, options)
-    eos = target.config.eos_token_ids
-    drafter = SortedDraft(exits, options.thresholds, options.shape, options.stop, eos)
+    drafter = SortedDraft(exits, options, target.config.eos_token_ids)
     draws = Draws(options.seed)
     rule = make_rule(options, draws)
     if options.decision is not None:

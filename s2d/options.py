@@ -171,7 +171,9 @@ def fill_in(
 
 
 def within(name: str, value: Any) -> Any:
-    """The number that was given for an option, if it is in its range; other values as they are."""
+    """What was given for an option: a number in its range, and of other parts no class."""
+    if name in ("decision", "datastore", "stop_at") and isinstance(value, type):
+        raise ValueError(f"{name} is an object, and not its class {value.__name__}")
     if name not in RANGES:
         return value
     kind, low, high = RANGES[name]
@@ -195,9 +197,6 @@ def refuse(options: Options, layers: int) -> None:
         raise ValueError(f"rule is {words}, not {short(options.rule)}")
     if options.init not in ("draft", "target"):
         raise ValueError(f"init is 'draft' or 'target', not {short(options.init)}")
-    for each in (options.decision, options.datastore, options.stop_at):
-        if isinstance(each, type):
-            raise ValueError(f"expected an object, and not its class {each.__name__}")
     numbers = [each for each in options.exits if isinstance(each, int)]
     for each in options.exits:
         if not isinstance(each, int) and not callable(each):

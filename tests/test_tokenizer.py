@@ -130,9 +130,8 @@ def test_stop_strings_are_texts(tokenizer):
 
 def test_streaming_takes_a_time_that_is_linear_in_the_text(tokenizer):
     decoded = []
-    counting = SimpleNamespace(
-        special={}, decode=lambda ids: decoded.append(len(ids)) or tokenizer.decode(ids)
-    )
+    model = SimpleNamespace(decode=lambda ids: decoded.append(len(ids)) or tokenizer.decode(ids))
+    counting = SimpleNamespace(special={}, model=model)
     ids = tokenizer.encode("Hello world. " * 300)
     stream = TextStream(counting)
     for token in ids:

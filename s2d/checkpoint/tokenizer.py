@@ -57,7 +57,11 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids -> text; special tokens and unknown ids leave none, half a character is U+FFFD."""
-        return self.model.decode([int(token) for token in ids])
+        ids = [int(token) for token in ids]
+        text = self.model.decode(ids)
+        if "\ufffd" in text:  # whole characters around the half one are shown, as in a stream
+            text = TextStream(self).push(ids, last=True)
+        return text
 
     def encode_chat(
         self,
@@ -118,7 +122,8 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop_at: Sequence[str] = ()) -> None:
-        self.tokenizer = tokenizer
+        self.special = tokenizer.special
+        self.decode = tokenizer.model.decode
         self.stop_at = stop_at
         # Certain text that is a stop string, or may become one, and what follows it.
         self.held: Characters = []
@@ -128,7 +133,7 @@ class TextStream:
     def push(self, ids: Iterable[int], last: bool = False) -> str:
         """Take new ids; return the text that has become certain, with ``last`` all of it."""
         for token in ids:
-            special = self.tokenizer.special.get(token)
+            special = self.special.get(token)
             if special is not None:
                 self.take_waiting()  # no character goes on behind a special token
                 self.held += [(character, False) for character in special]
@@ -136,7 +141,7 @@ class TextStream:
                 continue
             self.waiting.append(token)
             # Half a character waits for the rest of it.
-            if not self.tokenizer.decode(self.before + self.waiting).endswith("\ufffd"):
+            if not self.decode(self.before + self.waiting).endswith("\ufffd"):
                 self.take_waiting()
         if last:
             self.take_waiting()
@@ -154,15 +159,19 @@ class TextStream:
         """The text of the ids that wait is certain."""
         self.held += self.decode_waiting()
         # Ids without a text cannot show where the next ones begin.
-        if self.tokenizer.decode(self.waiting):
+        if self.decode(self.waiting):
             self.before = []
         self.before += self.waiting
         self.waiting = []
 
     def decode_waiting(self) -> Characters:
         """The text of the ids that wait, as if they were the last."""
-        seen = self.tokenizer.decode(self.before)
-        text = self.tokenizer.decode(self.before + self.waiting)[len(seen) :]
+        seen = self.decode(self.before)
+        text = self.decode(self.before + self.waiting)
+        if text.startswith(seen):
+            text = text[len(seen) :]
+        else:  # half a character has made whole ones before it U+FFFD as well
+            text = self.decode(self.waiting)
         return [(character, True) for character in text]
 
 

@@ -4,19 +4,19 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
 
 
-def run_program(name: str, function: Callable[..., int | None], *arguments: Any) -> int:
+def run_program(name: str, function: Callable[..., int | None], *arguments: object) -> int:
     """The exit code of ``function(*arguments)``, which imports what it needs itself.
 
     One line on stderr, and 2: a user's mistake, a missing package, a full disk or too little
     memory. One line, and 130: Ctrl-C. No line, and 141: whoever reads, such as head, has enough.
     Without ``arguments`` the program has no options, and anything that is typed is refused.
     """
-    prepare_streams()
     try:
         try:
+            prepare()
             if not arguments:
                 refuse_arguments(name, function)
             return function(*arguments) or 0
@@ -35,10 +35,15 @@ def run_program(name: str, function: Callable[..., int | None], *arguments: Any)
         return 2
 
 
-def prepare_streams() -> None:
-    """Whatever is written can be written, and a warning is one line."""
+def prepare() -> None:
+    """Ctrl-C is heard, whatever is written can be written, and a warning is one line."""
+    import atexit
+    import signal
     import warnings
 
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the program has ended
     # A stream that the shell closed is None. What is written to it is for nobody.
     sys.stdout = sys.stdout or open(os.devnull, "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
@@ -47,6 +52,16 @@ def prepare_streams() -> None:
         # In an old code page, which lacks the character, 日 becomes \u65e5.
         sys.stdout.reconfigure(errors="backslashreplace")
     warnings.showwarning = lambda message, *where: tell(message)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C is an exception; while a package is imported, which may lose it, the program ends."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os.write(2, b"interrupted\n")
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def refuse_arguments(name: str, function: Callable[..., int | None]) -> None:
@@ -79,7 +94,7 @@ def describe(error: Exception) -> str:
     return str(error)
 
 
-def tell(message: Any) -> None:
+def tell(message: object) -> None:
     from ..checkpoint import notices  # which is quick, too
 
     notices.tell(message)

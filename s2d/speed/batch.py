@@ -90,8 +90,7 @@ def run_step(target: Llama, active: dict[int, Decoder]) -> dict[int, Generation 
             decoder = active[index]
             try:
                 accepted, bonus = decoder.rule.verify(tree, logits)
-                tokens = [*(tree.tokens[node] for node in accepted), bonus]
-                step = decoder.emit(tree, logits, hidden, accepted, tokens)
+                step = decoder.emit(tree, logits, hidden, accepted, bonus)
                 decoder.roll_back(step)
             except ValueError as error:
                 results[index] = error

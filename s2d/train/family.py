@@ -144,6 +144,8 @@ def train_mini(run: Run, millions: float | None = None) -> None:
 
 def train_member(run: Run, miniature: Miniature, tokenizer: Tokenizer, millions: float) -> None:
     refuse_existing(run.out)
+    if not run.unfinished.exists():
+        refuse_existing(run.losses)
     if run.out.name == "mini-draft":
         exits = (2, 3, 4)
         drafting = DRAFTING

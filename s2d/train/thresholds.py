@@ -5,14 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..checkpoint.config import default_thresholds
 from ..model import Llama
 from ..soft import exit_states
 from .data import Rows
-from .fsdp import Divided
 
 HELD_OUT = 64  # rows, at most
-FEWEST = 1000  # labelled tokens
+FEWEST = 1000  # labelled tokens from which thresholds mean something
 LOST = 0.01  # the part of the last exit's right tokens that an exit before it may lose
 
 
@@ -24,17 +22,14 @@ def hold_out(rows: Rows, batch: int) -> tuple[Rows, Rows]:
 
 
 @torch.no_grad()
-def measure_thresholds(model: Divided, rows: Rows, exits: Sequence[int]) -> tuple[float, ...]:
+def measure_thresholds(model: Llama, rows: Rows, exits: Sequence[int]) -> tuple[float, ...]:
     """A threshold for each of ``exits``, by ``lowest_threshold``; the last exit always drafts.
 
-    If ``rows`` have fewer than FEWEST labelled tokens, thresholds are as published.
+    The ``rows`` are some that the model has not learnt from, with FEWEST labelled tokens or more.
     """
-    if (rows[1] != -100).sum() < FEWEST:
-        return default_thresholds(len(exits))
-    device = model.model.device
     parts = []
-    for tokens, labels in zip(*rows):
-        parts.append(model(predict, tokens[None].to(device), labels[None].to(device), exits))
+    for tokens, labels in zip(*(each.to(model.device) for each in rows)):
+        parts.append(predict(model, tokens[None], labels[None], exits))
     confidence, right = torch.cat(parts, dim=2)  # (E, N) each
     before_last = zip(confidence[:-1], right[:-1])
     thresholds = [lowest_threshold(*each, right_at_last=right[-1]) for each in before_last]
