@@ -98,7 +98,7 @@ def test_speedups_are_medians_of_ratios_within_a_round():
             seconds = slow / gain + (number == 3)  # one slow round
             records.append(record("ar", group, number, 10, slow))
             records.append(record("s2d", group, number, 10, seconds))
-    columns = tables.Comparison("", records, {}, {}).by_group
+    columns = tables.Comparison("", records, {}).by_group
     speedups = {group: column["s2d"]["speedup"].value for group, column in columns.items()}
     assert speedups == pytest.approx({"qa": 2.0, "rag": 1.0, "overall": 4 / 3})
 
@@ -110,11 +110,12 @@ def test_what_a_table_measures():
     """
     records = []
     presets = {"ar": "ar", "two": "sd", "three": "sd", "s2d": "s2d"}
+    options = {name: SimpleNamespace(method=method) for name, method in presets.items()}
     for group, seconds in {"qa": (4.0, 2.0, 1.0, 1.0), "rag": (4.0, 1.0, 2.0, 1.6)}.items():
         for name, each in zip(presets, seconds):
             records.append(record(name, group, 1, 20, each, [(4, 3)] * 5))
         records.append(record("own", group, 1, 20, 8.0))
-    columns = tables.Comparison("", records, {}, presets).by_group
+    columns = tables.Comparison("", records, options).by_group
     found = {measure: figure.value for measure, figure in columns["rag"]["s2d"].items()}
     expected = {"speedup": 2.5, "accepted": 0.75, "mat": 4.0, "needs": 1.6}
     assert found == expected | {"of best exit": 0.625, "of worst exit": 1.25}
@@ -140,7 +141,7 @@ def test_a_spread_is_the_standard_error_over_questions_and_paired_between_method
             steps = [(1, 1)] * size
             records.append(record("s2d", "qa", number, 10 * size, size**2 / gain, steps))
             records.append(record("half", "qa", number, 10 * size, 2 * size**2))
-    columns = tables.Comparison("", records, {}, {}).by_group
+    columns = tables.Comparison("", records, {}).by_group
     cell = columns["overall"]["s2d"]
     # By the delta method, for a ratio of sums.
     times = torch.tensor([size**2 / gain for size, gain in zip(sizes, gains)])
@@ -151,7 +152,7 @@ def test_a_spread_is_the_standard_error_over_questions_and_paired_between_method
     assert cell["speedup"].spread == pytest.approx(error.item(), rel=0.15)
     assert cell["mat"].spread == columns["overall"]["half"]["speedup"].spread == 0.0
     assert f"{cell['mat']:.2f}" == "10.00 ±0.00"
-    one = tables.Comparison("", records[:3], {}, {}).by_group["qa"]["s2d"]["speedup"]
+    one = tables.Comparison("", records[:3], {}).by_group["qa"]["s2d"]["speedup"]
     assert one.spread is None and f"{one:.2f}" == f"{gains[0]:.2f}"
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..options import Options
 from ..stats import Generation, Stats
 
 RESAMPLES = 1000
@@ -71,8 +72,8 @@ def stats_of(records: Iterable[Record]) -> list[Stats]:
     return [each.stats for each in made if each is not None]
 
 
-def make_column(records: Sequence[Record], presets: dict[str, str]) -> Column:
-    """What is measured of each method; ``presets`` are of our methods, such as "s2d".
+def make_column(records: Sequence[Record], options: dict[str, Options]) -> Column:
+    """What is measured of each method; ``options`` are of our methods.
 
     The measures:
         speedup: tokens per second divided by those of "ar" in a round, the median of rounds.
@@ -93,9 +94,9 @@ def make_column(records: Sequence[Record], presets: dict[str, str]) -> Column:
             cell["mat"] = Figure(mat)
             cell["accepted"] = Figure(accepted.sum(dim=0) / levels.sum(dim=0).clamp(min=1))
             cell["needs"] = Figure(mat / speedup)
-    single = [column[name]["speedup"].samples for name in presets if presets[name] == "sd"]
-    for method in presets:
-        if single and presets[method] == "s2d":
+    single = [column[name]["speedup"].samples for name in options if options[name].method == "sd"]
+    for method in options:
+        if single and options[method].method == "s2d":
             speedup = column[method]["speedup"].samples
             column[method]["of best exit"] = Figure(speedup / torch.stack(single).amax(dim=0))
             column[method]["of worst exit"] = Figure(speedup / torch.stack(single).amin(dim=0))

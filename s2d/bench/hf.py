@@ -31,7 +31,7 @@ TEXTS = (
 ALLOWED = 1e-9
 
 
-def compare_with_transformers(args: Namespace) -> int:
+def main(args: Namespace) -> int:
     """Print a line for each comparison; 1 if one found a fault, else 0."""
     chosen = {name: choose_default(name, args) for name in args.target}
     questions = corpus_questions(args.limit, turns=1)

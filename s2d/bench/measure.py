@@ -26,14 +26,11 @@ from .tables import Comparison
 Run = Callable[[list[int], int], tuple[list[int], Generation | None]]
 
 
-def make_run(target: Llama, draft: Llama | None, options: Options) -> Run:
-    """Answers with these ``options``, but for the seed."""
-
-    def run(prompt: list[int], seed: int) -> tuple[list[int], Generation]:
-        made = make_decoder(target, prompt, draft, replace(options, seed=seed)).run()
-        return made.tokens, made
-
-    return run
+def answer(
+    prompt: list[int], seed: int, target: Llama, draft: Llama | None, options: Options
+) -> tuple[list[int], Generation]:
+    made = make_decoder(target, prompt, draft, replace(options, seed=seed)).run()
+    return made.tokens, made
 
 
 def ask_turns(
@@ -110,8 +107,8 @@ def compare_methods(
         options = {}
         runs = {}
         for method, pair in pairs.items():
-            options[method] = replace(pair.options, temperature=temperature)
-            runs[method] = make_run(pair.target, pair.draft, options[method])
+            own = options[method] = replace(pair.options, temperature=temperature)
+            runs[method] = partial(answer, target=pair.target, draft=pair.draft, options=own)
         runs |= {peer: partial(run, options=options["ar"]) for peer, run in peers.items()}
         records = measure(runs, questions, args.rounds, title, ask, args.seed)
         yield Comparison(title, records, options)
@@ -141,17 +138,16 @@ def compare(
     Raises ValueError for options that cannot be run.
     """
     options = {}
+    runs = {}
     for name, own in ({"ar": {"method": "ar"}} | methods).items():
         decided = decide(draft, **common | own)
         options[name] = replace(decided, method=own.get("method", name))
-    runs = {name: make_run(target, draft, each) for name, each in options.items()}
+        runs[name] = partial(answer, target=target, draft=draft, options=options[name])
     asked = []
     for number, each in enumerate(questions):
         question: Question = {"question_id": number, "group": "overall"}
-        if isinstance(each, dict):
-            question |= each
-        else:
-            question["turns"] = [as_ids(each, target.config.vocab_size)]
+        is_prompt = not isinstance(each, dict)
+        question |= {"turns": [as_ids(each, target.config.vocab_size)]} if is_prompt else each
         if tokenizer is None and any(isinstance(turn, str) for turn in question["turns"]):
             raise ValueError("questions that are texts need a tokenizer")
         asked.append(question)

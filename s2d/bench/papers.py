@@ -30,8 +30,8 @@ FORK = "mcsd:exits=3:tree=6,1,1,1,1,1,1,1,1,1:rejection"
 SHORT_FORK = "mcsd:exits=4:tree=6,1,1,1,1,1"
 CONFIGS = "1,1,1,1,1", "4,1,1,1,1", "4,2,2,1", "2,4,3,1,1"
 THRESHOLDS = "0.25,0.25,0", "0.5,0.5,0", "0.75,0.7,0", "0.9,0.85,0"
-STATS = "decision=drafts/decision-stats-{size}.safetensors"
-HIDDEN = "decision=drafts/decision-hidden-{size}.safetensors"
+DECISION = "decision=drafts/decision-{}-{{size}}.safetensors"
+KINDS = "stats", "hidden"
 SORTED = f"{S2D}:draft=drafts/sorted"
 
 SHIPPED = {
@@ -102,20 +102,14 @@ NEED_TRAINING = {
     "decisions": Experiment(
         "Decision models, by both sets of features (MCSD)",
         ["a decision model makes a fork faster", "a decision model makes s2d faster"],
-        {
-            "fork": FORK,
-            "fork, stats": f"{FORK}:{STATS}",
-            "fork, hidden": f"{FORK}:{HIDDEN}",
-            "s2d": S2D,
-            "s2d, stats": f"{S2D}:{STATS}",
-            "s2d, hidden": f"{S2D}:{HIDDEN}",
-        },
+        {"fork": FORK, **{f"fork, {kind}": f"{FORK}:{DECISION.format(kind)}" for kind in KINDS}}
+        | {"s2d": S2D, **{f"s2d, {kind}": f"{S2D}:{DECISION.format(kind)}" for kind in KINDS}},
     ),
 }
 EXPERIMENTS = SHIPPED | NEED_TRAINING
 
 
-def run_experiments(args: Namespace) -> None:
+def main(args: Namespace) -> None:
     """Measure and print each experiment; by default those whose drafts are shipped."""
     names = args.only or list(SHIPPED)
     questions = corpus_questions(args.limit, turns=1)

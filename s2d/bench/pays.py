@@ -23,7 +23,7 @@ SECONDS = 0.2  # that one of them is timed
 Costs = dict[str, dict[str, float]]  # {number of rows: {"ms": ..., "ratio": ...}}
 
 
-def measure_costs(args: Namespace) -> None:
+def main(args: Namespace) -> None:
     """Print what passes cost, and what methods need and have."""
     chosen = {name: choose_default(name, args) for name in args.target}
     questions = corpus_questions(args.limit, turns=1)
@@ -56,8 +56,8 @@ def pass_costs(pairs: dict[str, Pair]) -> dict[str, Costs]:
 def time_passes(model: Llama, layers: int) -> Costs:
     """Median "ms" of a pass over each of ROWS rows through so many ``layers``, and the head."""
     context = min(CONTEXT, model.config.max_position_embeddings - ROWS[-1])
-    cache = model.new_cache(context + ROWS[-1], end=layers)
-    cache.length += context
+    cache = model.new_cache(end=layers)
+    cache.extend(context)
 
     def run(rows: int) -> None:
         tokens = torch.zeros(1, rows, dtype=torch.long, device=model.device)
@@ -65,7 +65,7 @@ def time_passes(model: Llama, layers: int) -> Costs:
         mask = hidden.new_full((rows, context + rows), -torch.inf).triu(context + 1)
         hidden = model.run_layers(hidden, end=layers, mask=mask, cache=cache)
         model.logits(hidden[0])
-        cache.keep(context, [])
+        cache.length = context
 
     column: Costs = {}
     for rows in ROWS:

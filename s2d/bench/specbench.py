@@ -53,16 +53,12 @@ def read_questions(path: Path, limit: int) -> list[Question]:
 def write_answers(folder: Path, comparison: Comparison, tokenizer: Tokenizer) -> None:
     """A file per method, of the last round, with what Spec-Bench's evaluation/*.py read."""
     title = comparison.title.replace(" T=", "-T")
-    last = comparison.records[-1].round
-    for method, records in by_method(comparison.records).items():
+    last = [each for each in comparison.records if each.round == comparison.records[-1].round]
+    for method, records in by_method(last).items():
         name = quote_plus(f"{title}-{method}", safe="=,")
-        lines = ""
-        for record in records:
-            if record.round == last:
-                answer = answer_of(record, tokenizer)
-                lines += json.dumps(answer, ensure_ascii=False) + "\n"
+        lines = [json.dumps(answer_of(each, tokenizer), ensure_ascii=False) for each in records]
         with staged(folder / f"{name}.jsonl") as stage:
-            stage.write_text(lines, encoding="utf-8")
+            stage.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def answer_of(record: Record, tokenizer: Tokenizer) -> dict[str, Any]:

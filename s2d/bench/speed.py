@@ -24,7 +24,7 @@ from .tables import LEGEND, LEGEND_OF_EXITS, MEASURES, OF_EXITS, Comparison, tab
 PACKAGES = "torch", "transformers", "numpy", "safetensors", "sentencepiece"
 
 
-def measure_speed(args: Namespace) -> int:
+def main(args: Namespace) -> int:
     """Measure; print a table for each target and temperature, and of all. Returns the exit code.
 
     What cannot be measured is refused before anything is loaded. If a target fails, the tables of

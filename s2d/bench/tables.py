@@ -31,14 +31,10 @@ class Comparison:
     def by_group(self) -> dict[str, Column]:
         """Columns are the groups of tasks and "overall", and rows are the methods."""
         columns = {}
-        presets = {method: each.method for method, each in self.options.items()}
         groups = dict.fromkeys(record.question["group"] for record in self.records)
         for group in (*groups, "overall"):
-            inside = []
-            for record in self.records:
-                if group in (record.question["group"], "overall"):
-                    inside.append(record)
-            columns[group] = make_column(inside, presets)
+            inside = [r for r in self.records if group in (r.question["group"], "overall")]
+            columns[group] = make_column(inside, self.options)
         return columns
 
     @cached_property
@@ -94,11 +90,9 @@ class Comparison:
 
 
 def column_as_json(column: Column) -> dict[str, Any]:
-    rows: dict[str, Any] = {}
+    rows = {}
     for method, cell in column.items():
-        for measure, figure in cell.items():
-            found = {"value": figure.value, "spread": figure.spread}
-            rows.setdefault(method, {})[measure] = found
+        rows[method] = {key: {"value": f.value, "spread": f.spread} for key, f in cell.items()}
     return rows
 
 
