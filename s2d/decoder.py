@@ -6,6 +6,7 @@ the last token of the context.
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -56,10 +57,14 @@ class Decoder:
         self.cache = target.new_cache()
         # The target's hidden states of a long prompt, which is read before the first tree.
         self.hidden_before = target.model.norm.weight.new_empty((0, target.config.hidden_size))
-        self.steps = self.decode()
 
     def __iter__(self) -> Iterator[Step]:
-        return self.steps  # after an error, or Ctrl-C within a step, there are no more
+        return self.steps
+
+    @cached_property
+    def steps(self) -> Iterator[Step]:
+        """One generator: after an error, or Ctrl-C within a step, it has no more steps."""
+        return self.decode()
 
     @torch.inference_mode()
     def decode(self) -> Iterator[Step]:
