@@ -54,7 +54,7 @@ def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, options: Optio
     size = target.config.max_position_embeddings
     if not 0 < len(context) < size:
         raise ValueError(f"the prompt has {len(context)} tokens; expected 1 to {size - 1}")
-    if not isinstance(options.shape, FixedShape | GrowingShape):
+    if type(options.shape) not in (FixedShape, GrowingShape):
         options = replace(options, shape=CheckedShape(options.shape))
     exits = make_exits(target, draft, options)
     drafter = SortedDraft(exits, options, target.config.eos_token_ids)
