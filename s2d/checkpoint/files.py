@@ -17,6 +17,8 @@ def read_text(path: Path) -> str:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not in UTF-8: see its byte {error.start}") from None
+    except OSError as error:  # an error of reading, and not of opening, does not name the file
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def read_json(path: Path, missing: Any = None) -> Any:

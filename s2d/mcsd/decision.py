@@ -104,8 +104,12 @@ class DecisionRule:
 
 def fingerprint(draft: Llama) -> str:
     """A short name for a draft's weights: the checksum of its final norm in bfloat16."""
-    weight = draft.model.norm.weight.detach().to("cpu", torch.bfloat16).view(torch.int16)
-    return f"{zlib.crc32(weight.numpy().tobytes()):08x}"
+    return checksum(draft.model.norm.weight)
+
+
+def checksum(weight: Tensor) -> str:
+    plain = weight.detach().to("cpu", torch.bfloat16).view(torch.int16)
+    return f"{zlib.crc32(plain.numpy().tobytes()):08x}"
 
 
 def save_decision(decision: Decision, path: Path) -> None:
