@@ -274,10 +274,7 @@ def test_a_label_ends_where_an_answer_does(tiny, tmp_path, monkeypatch, capsys):
         change_json(tiny / "config.json", eos_token_id=eos)
         line = f"{SOFT} --millions 0.003 --out TMP/{name}".replace("TMP", str(tmp_path))
         assert program(train.main, *line.split()) == 0
-    said = capsys.readouterr().err
-    assert (
-        said.count("no answer ends with an EOS") == 1 == said.count("not measured, as that takes")
-    )
+    assert capsys.readouterr().err.count("no answer ends with an EOS") == 1
     (_, labels), (_, whole) = learnt
     after = labels[:, 1:][labels[:, :-1] == stop]
     assert len(after) > 20 and (after == -100).all() and 2 not in labels

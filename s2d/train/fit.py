@@ -104,7 +104,8 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     ranks = count_ranks()
     rank = dist.get_rank() if dist.is_initialized() else 0
     bf16 = is_fast(torch.bfloat16, device)  # for matmuls; all else stays float32
-    weights = torch.tensor(recipe.weights or (1.0,) * len(exits), device=device)  # (E,)
+    equal = (1.0,) * len(exits)
+    weights = torch.tensor(recipe.weights or equal, dtype=torch.float32, device=device)  # (E,)
     weights /= weights.mean()
     optimizer = recipe.make_optimizer(model, recipe.weight_decay)
     steps = len(tokens) * recipe.epochs // recipe.batch
