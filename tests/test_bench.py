@@ -237,7 +237,7 @@ def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
     assert rows[:3] == ["ar", "s2d", "own"]
     found = json.loads(names["text"])
     assert found["options"]["own"]["exits"] == ["Repeat", 2, 3]
-    assert (found["options"]["own"]["shape"], found["options"]["own"]["rule"]) == ("Fork", "cold")
+    assert (found["options"]["own"]["tree"], found["options"]["own"]["rule"]) == ("Fork", "cold")
     assert "of best exit" not in found["by_group"]["overall"]["own"]
     models = names["target"], names["draft"]
     questions = [{"turns": ["Give me 3 tips.", "And the first?"], "group": "qa"}]

@@ -1,7 +1,4 @@
-"""Measuring: all methods answer the same questions in turns, round after round.
-
-The programs compare loaded pairs by ``compare_methods``; from Python, ``compare`` does it.
-"""
+"""Measuring: all methods answer the same questions in turns, round after round."""
 
 import random
 import time
