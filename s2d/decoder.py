@@ -52,10 +52,10 @@ class Decoder:
         self.ended = ""  # why the answer has ended, see ``Generation``
         self.stats = Stats([each.exit_layer for each in drafter.exits])
         stop_at = options.stop_at
-        # Is called with each token of the answer but EOS; says whether the answer ends with it.
+        # This function is called with each token but EOS: does the answer end with it?
         self.is_last = (lambda token: False) if stop_at is None else stop_at.begin()
         self.cache = target.new_cache()
-        # The target's hidden states of a long prompt, which is read before the first tree.
+        # Of a long prompt, for ``Step.hidden``: exits of your own may read it. The core does not.
         self.hidden_before = target.model.norm.weight.new_empty((0, target.config.hidden_size))
 
     def __iter__(self) -> Iterator[Step]:
@@ -63,7 +63,7 @@ class Decoder:
 
     @cached_property
     def steps(self) -> Iterator[Step]:
-        """One generator: after an error, or Ctrl-C within a step, it has no more steps."""
+        """One generator for all iterations: a step that was interrupted ends it."""
         return self.decode()
 
     @torch.inference_mode()
@@ -97,7 +97,7 @@ class Decoder:
         return self.drafter.grow(Tree.root(self.context), depth, self.rule)
 
     def read_long_prompt(self) -> None:
-        """Read a long prompt before the first tree, as the mask of both would be large."""
+        """Read a long prompt before the first tree: a mask of both would be large."""
         if len(self.context) - self.cache.length > MAX_UNREAD:
             tokens = to_device([self.context[:-1]], self.target.device)  # (1, T)
             hidden = self.target.embed(tokens)
@@ -131,7 +131,7 @@ class Decoder:
                 self.ended = "eos"
             elif self.is_last(token):
                 self.ended = "stop_at"
-            if self.ended:  # it may be inside of the accepted path
+            if self.ended:  # the last token may be inside of the accepted path
                 tokens, accepted = tokens[:count], accepted[:count]
                 break
         self.context += tuple(tokens)
@@ -143,7 +143,7 @@ class Decoder:
         return Step(tree, logits, hidden, accepted, tokens)
 
     def new_tokens(self, tree: Tree, accepted: list[int], bonus: int) -> list[int]:
-        """What a step emits, if the answer does not end before."""
+        """What a step emits. A subclass may emit other tokens (mcsd/roots.py)."""
         return [*(tree.tokens[node] for node in accepted), bonus]
 
     def roll_back(self, step: Step) -> None:

@@ -93,7 +93,7 @@ def propose(
         for (path, path_prob), row in zip(frontier.items(), logits):
             q = settings.distribution(row)  # (V,)
             g = settings.noise(len(context) + len(path))  # (V,)
-            estimates = (q.log() + g / 2).softmax(dim=-1)
+            estimates = (q.log() + g / 2).softmax(dim=-1)  # of what the target takes
             best = estimates.topk(min(width, len(q))).indices.tolist()
             children = [token for token in best if q[token] > 0]
             proposed[path] = Proposed(children, exit_layer, confidence)

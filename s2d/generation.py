@@ -30,7 +30,7 @@ def generate(target: Llama, tokens: Ids, draft: Llama | None = None, **options: 
         target: the model whose text is written.
         tokens: the ids of the prompt, a list, tensor or array of shape (T,) or (1, T).
         draft: a draft model; without one, exit 0 drafts alone.
-        options: see ``options.fill_in``.
+        options: see ``options.Options``, and what ``options.fill_in`` makes of them.
 
     Ends at EOS, at what ``stop_at`` finds, after ``max_new_tokens``, or when the target's context
     is full. Raises ValueError for anything that cannot be run.
@@ -104,9 +104,10 @@ def make_exits(target: Llama, draft: Llama | None, options: Options) -> list[Exi
             if isinstance(made, LayerExit):
                 previous = made
             exits.append(CheckedExit(made, vocab_size))
-    if previous is not None and draft.device != target.device:
+    draft = target if previous is None else previous.model
+    if draft.device != target.device:
         raise ValueError(f"the draft is on {draft.device}, and the target on {target.device}")
-    if previous is not None and draft.config.vocab_size != vocab_size:
+    if draft.config.vocab_size != vocab_size:
         sizes = f"{draft.config.vocab_size} and {vocab_size} tokens"
         raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
     numbers = [each.exit_layer for each in exits]
