@@ -91,9 +91,8 @@ class Decoder:
         self.read_long_prompt()
         n = len(self.context)
         # One position is for the bonus token. To draft level d, the draft reads n + d - 1 tokens.
-        depth = min(
-            self.options.shape.depth, self.limit - n - 1, self.drafter.max_positions - n + 1
-        )
+        shape = self.drafter.options.shape
+        depth = min(shape.depth, self.limit - n - 1, self.drafter.max_positions - n + 1)
         return self.drafter.grow(Tree.root(self.context), depth, self.rule)
 
     def read_long_prompt(self) -> None:

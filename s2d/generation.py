@@ -54,10 +54,11 @@ def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, options: Optio
     size = target.config.max_position_embeddings
     if not 0 < len(context) < size:
         raise ValueError(f"the prompt has {len(context)} tokens; expected 1 to {size - 1}")
-    if type(options.shape) not in (FixedShape, GrowingShape):
-        options = replace(options, shape=CheckedShape(options.shape))
     exits = make_exits(target, draft, options)
-    drafter = SortedDraft(exits, options, target.config.eos_token_ids)
+    drafting = options
+    if type(options.shape) not in (FixedShape, GrowingShape):
+        drafting = replace(options, shape=CheckedShape(options.shape))
+    drafter = SortedDraft(exits, drafting, target.config.eos_token_ids)
     draws = Draws(options.seed)
     rule = make_rule(options, draws)
     if options.decision is not None:
