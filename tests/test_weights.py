@@ -15,9 +15,8 @@ from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
 from s2d.checkpoint import check_device, empty_model, save_model
-from s2d.checkpoint.config import config_from_dict
+from s2d.checkpoint.config import config_from_dict, read_drafting
 from s2d.checkpoint.load import choose_dtype
-from s2d.model import Drafting
 
 refused = partial(raises_line, load_model)
 INDEX = "model.safetensors.index.json"
@@ -129,7 +128,7 @@ REFUSED = [
     (dict(num_key_value_heads=3), "4 attention heads must be a multiple of 3 key"),
     (dict(hidden_size="wide"), "hidden_size is 'wide'; expected a whole number"),
     (dict(exit_layers=[2, 9]), "exit_layers must increase"),
-    (dict(exit_layers=[2, 3, 4], thresholds=[0.5, 0.0]), "expected a threshold for each exit"),
+    (dict(exit_layers=[2, 3, 4], thresholds=[0.5]), "thresholds: expected one for each of 3 exits"),
 ]
 
 
@@ -251,13 +250,12 @@ NAMES += "num_attention_heads", "num_key_value_heads"
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_shapes_of_published_models(name):
-    """Of targets and drafts that were never run here; exits have the published threshold."""
+    """Of targets and drafts that were never run here."""
     count, *sizes = PUBLISHED[name]
     raw = LLAMA_2 | dict(zip(NAMES, sizes))
     assert sum(p.numel() for p in empty_model(config_from_dict(raw)).parameters()) == count
     if name == "vicuna-draft":
-        drafting = config_from_dict(raw | {"exit_layers": [6, 9, 12]}).drafting
-        assert drafting == Drafting((6, 9, 12), (0.5, 0.5, 0.0))
+        assert read_drafting(raw | {"exit_layers": [6, 9, 12]}, 12) == {"exits": (6, 9, 12)}
 
 
 def test_devices(monkeypatch):

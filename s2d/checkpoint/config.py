@@ -228,8 +228,8 @@ def read_drafting(raw: dict[str, Any], layers: int) -> dict[str, Any]:
     exits = found["exits"]
     if not exits or list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] > layers:
         raise ValueError(f"exit_layers must increase from 1 up to {layers}, got {list(exits)}")
-    if len(found.get("thresholds", exits)) != len(exits):
-        raise ValueError(f"expected a threshold for each of {len(exits)} exits")
+    if len(exits) - len(found.get("thresholds", exits)) not in (0, 1):
+        raise ValueError(f"thresholds: expected one for each of {len(exits)} exits")
     if len(found.get("tree", (1, 1, 1))) != 3:
         raise ValueError("expected top_k, depth and size as draft_tree")
     number(raw, "draft_length", 1)
