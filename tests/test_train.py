@@ -172,9 +172,11 @@ SOFT = "soft --init TMP/base --out TMP/draft --length 48 --batch 4 --exits 1,2,3
 
 def test_soft_makes_a_draft_whose_thresholds_are_measured(tiny, tmp_path):
     """By two processes, with a teacher: on a twentieth of the rows, of which nothing is learnt."""
-    text = "".join(f"{number} and {number + 1} make {2 * number + 1}. " for number in range(1300))
-    (tmp_path / "sums.txt").write_text(text)
-    some = "--data TMP/sums.txt --lr 3e-3 --epochs 1 --micro-batch 2 --teacher TMP/base"
+    sums = "".join(f"{number} and {number + 1} make {2 * number + 1}. " for number in range(1300))
+    asked = [dict(role="user", content="Add."), dict(role="assistant", content=sums)]
+    (tmp_path / "sums.json").write_text(json.dumps({"messages": asked}))
+    change_json(tiny / "config.json", eos_token_id=0)
+    some = "--data TMP/sums.json --lr 3e-3 --epochs 1 --micro-batch 2 --teacher TMP/base"
     line = f"{SOFT} {some}".replace("TMP", str(tmp_path))
     assert fork(tmp_path, 2, train.main, line.split()) == [0, 0]
     error = (tmp_path / "err").read_text()
@@ -182,16 +184,16 @@ def test_soft_makes_a_draft_whose_thresholds_are_measured(tiny, tmp_path):
     first, second, last = draft.drafting["thresholds"]
     assert 0 < first < 1 and 0 < second < 1 and last == 0
     assert 0.5 not in (first, second)
-    ids = torch.tensor([Tokenizer(tiny).encode(text)])
+    ids = torch.tensor([Tokenizer(tiny).encode_chat(asked)])
     rows = (ids.shape[1] - 1) // 48
     learnt = rows - rows // 20
     held_out = [each[:, 48 * learnt : 48 * rows].view(-1, 48) for each in (ids, ids[:, 1:])]
     measured = nested.measure_thresholds(draft, held_out, (1, 2, 3))
     assert measured == pytest.approx((first, second, last), abs=0.02)  # saved in bfloat16
     assert f"exits (1, 2, 3), thresholds ({first}, {second}, 0.0), measured on " in error
-    assert "sums.txt: no answer ends with an EOS" in error
-    assert f"steps of 4 rows, from {learnt} rows with {48 * learnt} tokens to learn" in error
-    losses = soft_losses(draft, ids[:, :40], ids[:, 1:41], (1, 2, 3)) / 40
+    assert "sums.json: no answer ends with an EOS" in error
+    assert f"learnt from {learnt} rows with " in error
+    losses = soft_losses(draft, ids[:, 200:240], ids[:, 201:241], (1, 2, 3)) / 40
     assert (losses < 5.5).all()  # a guess has 6.9
     assert not list(tmp_path.glob("*.checkpoint"))
 
@@ -217,11 +219,11 @@ def test_thresholds():
 
 
 MISTAKES = """
---data TMP/bad.json --length 65 | neither one JSON list nor one JSON object in each line: Expecting
---data TMP/lists.jsonl | in each line: it begins with a list, and has more after it
+--data TMP/bad.json --length 65 | bad.json is no JSON list, and no JSON lines: Expecting
+--data TMP/lists.jsonl | no JSON lines: its first line is a list, and more follows
 --data TMP/empty.json --length 65 | empty.json is empty
 --data TMP/none.json | no dialogue that can be learnt: the role 'GPT' is none of
---data TMP/few.txt | 0 rows of 48 tokens, and a batch has 4; give more text, or --batch 1 --length 4
+--data TMP/few.json | there are 1 rows of 48 tokens, and a batch has 4; give more text, or --batch 1
 --epochs 1000000000000 | argument --epochs: expected a whole number from 1 to
 --millions 1e303 | argument --millions: expected a number above 0
 --weights 1,2 | --weights: expected one for each of 3 exits
@@ -240,7 +242,7 @@ def test_user_errors(tiny, tmp_path, capsys):
     (tmp_path / "bad.json").write_text('{"not": "a list"')
     (tmp_path / "none.json").write_text(json.dumps(record("x", "y", speakers=("human", "GPT"))))
     (tmp_path / "empty.json").write_text("[]")
-    (tmp_path / "few.txt").write_text("A few words.")
+    (tmp_path / "few.json").write_text(json.dumps(record("x", "Yes. " * 9)))
     (tmp_path / "lists.jsonl").write_text('[{"role": "user"}]\n[]')
     (tmp_path / "cut.checkpoint").write_text("")
     (tmp_path / "kept.losses.jsonl").write_text("")
@@ -254,15 +256,15 @@ def test_user_errors(tiny, tmp_path, capsys):
 
 def test_rows_are_dialogues_end_to_end():
     """The example of the docstring; a row without a label is left out. What would fit is said."""
-    pairs = [([1, 2], [3, 4]), ([5], [6, 7]), ([8, 9, 8, 9], [1])]
-    tokens, labels = data.make_rows(pairs, batch=1, length=3, millions=0.3)
+    rounds = [([1, 2], [3, 4]), ([5], [6, 7]), ([8, 9, 8, 9], [1])]
+    tokens, labels = data.make_rows([rounds], batch=1, length=3, millions=0.3)
     assert tokens.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert labels.tolist() == [[-100, 3, 4], [-100, 6, 7]]
-    assert len(data.make_rows(pairs, batch=1, length=3, millions=1e-9)[0]) == 1
+    assert len(data.make_rows([rounds], batch=1, length=3, millions=1e-9)[0]) == 1
     for length, fits in ((3, "--batch 2"), (12, "--batch 1 --length 6")):
-        few = partial(data.make_rows, pairs, 3)
+        few = partial(data.make_rows, [rounds], 3)
         raises_line(few, ValueError, f"a batch has 3; give more text, or {fits}$", length)
-    assert len(data.make_rows(pairs, batch=1, length=6)[0]) > 0
+    assert len(data.make_rows([rounds], batch=1, length=6)[0]) > 0
 
 
 def test_a_label_ends_where_an_answer_does(tiny, tmp_path, monkeypatch, capsys):
@@ -286,15 +288,15 @@ def test_the_python_that_is_shown(tmp_path, monkeypatch):
     text = (ROOT / "s2d/train/README.md").read_text()
     monkeypatch.chdir(tmp_path)
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(block.replace("millions=0.5", "millions=0.022"), "README.md", "exec"), {})
+        exec(compile(block.replace("millions=0.5", "millions=0.005"), "README.md", "exec"), {})
     names = load_model("draft").drafting, load_model("own-draft").drafting
     assert [each["exits"] for each in names] == [(2, 3, 4)] * 2 and "thresholds" in names[1]
 
 
 def test_the_rows_are_those_that_the_shipped_draft_learnt_from(tokenizer):
     """To the last token, or it could not be made again."""
-    pairs = data.read_pairs("mini", data.read_records("mini", 1), tokenizer, True)
-    tokens, labels = data.make_rows(pairs, batch=4, length=256, millions=0.05)
+    dialogues = data.read_dialogues("mini", data.read_records("mini", 1), tokenizer)
+    tokens, labels = data.make_rows(dialogues, batch=4, length=256, millions=0.05)
     content = tokens.numpy().tobytes() + labels.numpy().tobytes()
     assert len(tokens) == 196 and f"{zlib.crc32(content):08x}" == "230ab6f6"
 
@@ -326,13 +328,13 @@ def test_records_are_learnt_or_counted(tokenizer, tmp_path, capsys):
     for content in (json.dumps(GOOD + NONE), "\n\n".join(lines)):
         file.write_text(content, encoding="utf-8")
         records = data.read_records(str(file), 0)
-        found = list(data.read_pairs("d", records, tokenizer, answers_only=True))
-        assert sorted([pair] for pair in found) == expected
+        found = list(data.read_dialogues("d", records, tokenizer))
+        assert sorted(found) == expected
         told = f"{len(NONE)} records are passed over; of the first, "
         assert told in capsys.readouterr().err
-        whole = data.read_pairs("d", records, tokenizer, answers_only=False)
-        for prompt, said in found[:2]:
-            assert next(whole) == ([], prompt + said)
+        whole = data.read_dialogues("d", records, tokenizer, answers_only=False)
+        for [(prompt, said)] in found[:2]:
+            assert next(whole) == [([], prompt + said)]
         whole.close()
         second = records.index(GOOD[2])
         assert f" {second - 1} records are passed over" in capsys.readouterr().err

@@ -193,10 +193,8 @@ def retrieve(rng: random.Random) -> Iterator[Turn]:
     people = {}
     context = []
     for name in rng.sample(NAMES, rng.choice([2, 3])):
-        city = rng.choice(CITIES)
-        job = rng.choice(JOBS)
-        age = rng.randrange(20, 70)
-        people[name] = dict(name=name, city=city, a_job=add_article(job), age=age)
+        person = dict(name=name, city=rng.choice(CITIES), a_job=add_article(rng.choice(JOBS)))
+        people[name] = person | {"age": rng.randrange(20, 70)}
         say = make_speaker(rng, **people[name])
         context.append(say(PHRASES["person"]))
     before = f"{rng.choice(PHRASES['context'])} {' '.join(context)} Question: "

@@ -19,10 +19,10 @@ from ..checkpoint.files import refuse_existing, staged
 from ..checkpoint.notices import PROGRESS_SECONDS, tell
 from ..soft import soft_losses
 from ..speed.tensor_parallel import from_rank_0
-from .data import Rows
 from .fsdp import Divided, count_ranks, load_checkpoint, save_checkpoint
 
 CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
+Rows = tuple[Tensor, Tensor]  # tokens and labels, (R, T) each
 
 
 def make_adamw(model: nn.Module, weight_decay: float) -> Optimizer:
@@ -43,8 +43,6 @@ def warm_up_and_cosine(step: int, steps: int, peak: float) -> float:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides what a training makes of its rows, but for the seed."""
-
     batch: int  # rows per step, over all processes
     micro_batch: int  # rows that go through the model at once
     length: int  # tokens per row
@@ -104,8 +102,7 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     ranks = count_ranks()
     rank = dist.get_rank() if dist.is_initialized() else 0
     bf16 = is_fast(torch.bfloat16, device)  # for matmuls; all else stays float32
-    equal = (1.0,) * len(exits)
-    weights = torch.tensor(recipe.weights or equal, dtype=torch.float32, device=device)  # (E,)
+    weights = torch.tensor(recipe.weights or [1] * len(exits), device=device).float()  # (E,)
     weights /= weights.mean()
     optimizer = recipe.make_optimizer(model, recipe.weight_decay)
     steps = len(tokens) * recipe.epochs // recipe.batch
@@ -147,8 +144,7 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
             words = [f"exit {each}: {value:.3f}" for each, value in by_exit.items()]
             tell(f"{run.out.name} step {step + 1}/{steps}  {'  '.join(words)}")
         # The clock of rank 0 counts.
-        is_due = from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS)  # noqa: B023
-        if is_due:
+        if from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS):  # noqa: B023
             save_checkpoint(run.unfinished, model, optimizer, settings | {"log": log})
             saved = time.monotonic()
         yield losses

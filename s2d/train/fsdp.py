@@ -70,8 +70,7 @@ def load_checkpoint(file: Path, model: Divided, optimizer: Optimizer, settings: 
     for name, value in settings.items():
         before = about.get(name)
         if before != value:
-            words = f"was begun with another {name}: {before}, not {value}"
-            raise ValueError(f"{file} {words}; remove it to begin again")
+            raise ValueError(f"{file} was begun with another {name}: {before}, not {value}")
     found = {"model_state_dict": weights, "optim_state_dict": state}
     state_dict.set_state_dict(model.model, optimizer, **found, options=WHOLE)
     return about

@@ -18,10 +18,10 @@ from ..checkpoint.tokenizer import Tokenizer
 from ..model import Llama
 from ..pair.names import find_target
 from ..soft import exit_states
-from .data import Rows, make_rows, read_pairs, read_records
-from .fit import Recipe, Run, fit
+from .data import make_rows, read_dialogues, read_records
+from .fit import Recipe, Rows, Run, fit
 from .fsdp import Divided, count_ranks
-from .teacher import load_teacher
+from .teacher import Teacher
 
 MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3, millions=1.5)
 # The paper's for ShareGPT (arXiv 2407.01955, section 4); without weight decay, as is usual for a
@@ -58,14 +58,18 @@ def train_soft(run: Run, data: str = "mini", **options: Any) -> None:
     first = load_model(folder, run.device, "float32", quick=False, layers=exits[-1])
     model = Divided(first)
     if recipe.teacher is not None:
-        teacher = load_teacher(recipe.teacher, recipe.align, folder.config, run.device)
-        recipe = replace(recipe, loss=teacher.losses)
+        teacher = load_model(find_target(recipe.teacher), run.device, quick=False)
+        if teacher.config.vocab_size != folder.config.vocab_size:
+            raise ValueError(f"the teacher {recipe.teacher} has another vocabulary than the draft")
+        if recipe.align and teacher.config.hidden_size != folder.config.hidden_size:
+            raise ValueError(f"--align: the teacher {recipe.teacher} is not as wide as the draft")
+        recipe = replace(recipe, loss=Teacher(teacher, recipe.align).losses)
     tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
     eos = folder.config.eos_token_ids
     ends = [tokenizer.special.get(each) or tokenizer.decode([each]) for each in eos]
-    pairs = read_pairs(data, records, tokenizer, not recipe.all_text, ends)
-    rows = make_rows(pairs, recipe.batch, recipe.length, recipe.millions)
-    pairs.close()  # now it tells what was passed over
+    dialogues = read_dialogues(data, records, tokenizer, ends, not recipe.all_text)
+    rows = make_rows(dialogues, recipe.batch, recipe.length, recipe.millions)
+    dialogues.close()  # now it tells what was passed over
     learnt, held_out = hold_out(rows, recipe.batch)
     if not torch.isin(learnt[1], torch.tensor(eos, dtype=torch.int32)).any():
         tell(f"{data}: no answer ends with an EOS of {folder.path}, so no end is learnt")
@@ -78,10 +82,8 @@ def train_soft(run: Run, data: str = "mini", **options: Any) -> None:
         drafting["thresholds"] = model(measure_thresholds, held_out, exits)
         how = f"thresholds {drafting['thresholds']}, measured on {held} tokens"
     save_trained(model, drafting, run, folder.path)
-    steps = len(learnt[0]) * recipe.epochs // recipe.batch
     count = (learnt[1] != -100).sum()
-    there = f"{len(learnt[0])} rows with {count} tokens to learn"
-    tell(f"{run.out}: {steps} steps of {recipe.batch} rows, from {there}")
+    tell(f"{run.out}: learnt from {len(learnt[0])} rows with {count} tokens to predict")
     tell(f"exits {exits}, {how}")
 
 
@@ -111,22 +113,17 @@ def measure_thresholds(model: Llama, rows: Rows, exits: Sequence[int]) -> tuple[
     """
     parts = []
     for tokens, labels in zip(*(each.to(model.device) for each in rows)):
-        parts.append(predict(model, tokens[None], labels[None], exits))
+        learnt = labels != -100  # (T,)
+        found = []
+        for states in exit_states(model, tokens[None], exits):
+            probs = model.logits(states[0, learnt]).float().softmax(dim=-1)  # (N, V)
+            confidence, choices = probs.max(dim=-1)
+            found.append(torch.stack((confidence, choices == labels[learnt])))
+        parts.append(torch.stack(found, dim=1))  # (2, E, N)
     confidence, right = torch.cat(parts, dim=2)  # (E, N) each
     before_last = zip(confidence[:-1], right[:-1])
     thresholds = [lowest_threshold(*each, right_at_last=right[-1]) for each in before_last]
     return (*thresholds, 0.0)
-
-
-def predict(model: Llama, tokens: Tensor, labels: Tensor, exits: Sequence[int]) -> Tensor:
-    """(2, E, N): each exit's confidence at N labelled tokens, and 1 where its choice is right."""
-    learnt = labels != -100
-    found = []
-    for states in exit_states(model, tokens, exits):
-        probs = model.logits(states[learnt]).float().softmax(dim=-1)  # (N, V)
-        confidence, choices = probs.max(dim=-1)
-        found.append(torch.stack((confidence, choices == labels[learnt])))
-    return torch.stack(found, dim=1)
 
 
 def lowest_threshold(confidence: Tensor, right: Tensor, right_at_last: Tensor) -> float:

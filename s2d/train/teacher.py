@@ -7,9 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..checkpoint import load_model
-from ..model import Llama, LlamaConfig
-from ..pair.names import find_target
+from ..model import Llama
 from ..soft import cross_entropy, exit_states, sum_of_chunks
 
 
@@ -48,13 +46,3 @@ class Teacher:
             rows = states[learnt], labels[learnt], taught  # N of each
             losses.append(sum_of_chunks(partial(self.loss, draft), *rows))
         return torch.stack(losses)
-
-
-def load_teacher(name: str, align: float | None, config: LlamaConfig, device: str) -> Teacher:
-    """The Teacher ``name``; ValueError if it cannot teach a draft of ``config``."""
-    model = load_model(find_target(name), device, quick=False)
-    if model.config.vocab_size != config.vocab_size:
-        raise ValueError(f"the teacher {name} has another vocabulary than the draft")
-    if align is not None and model.config.hidden_size != config.hidden_size:
-        raise ValueError(f"--align needs a teacher as wide as the draft, which {name} is not")
-    return Teacher(model, align)
