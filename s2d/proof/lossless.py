@@ -5,6 +5,7 @@ whatever a step may draw, accept and reject is enumerated. ``measure`` measures 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..checked import CheckedShape
+from ..draft import SortedDraft
 from ..generation import make_rule
 from ..options import decide
 from ..rules import (
@@ -55,21 +57,13 @@ def measure(
     All levels and the bonus token are compared. Where a step emits fewer tokens, the target's own
     follow. Raises ValueError for what ``generate`` would refuse.
     """
-    options = decide(None, tree=tree, rule=rule, temperature=temperature)
-    shape = CheckedShape(options.shape)
+    options = decide(None, tree=tree, stop=0.0, rule=rule, temperature=temperature)
+    options = replace(options, shape=CheckedShape(options.shape))
+    depth = options.shape.depth
 
     def step(draws: Draws) -> list[int]:
         rule = make_rule(options, draws)
-        tree = Tree.root([0])
-        while tree.depth < shape.depth:
-            nodes = shape.frontier(tree, tree.leaves(least=0.0))
-            if not nodes:
-                break
-            prediction = Prediction(draft.logits_after(*map(tree.path, nodes)), confidence=1.0)
-            widths = [shape.width(tree, node) for node in nodes]
-            proposal = rule.propose(tree, nodes, prediction, widths)
-            tree = tree.add_level(nodes, proposal, exit_layer=1)
-        tree = tree.prune(shape.sent(tree))
+        tree = SortedDraft([draft], options, ()).grow(Tree.root([0]), depth, rule)
         paths = map(tree.path, range(len(tree.tokens)))
         accepted, bonus = rule.verify(tree, target.logits_after(*paths))
         return [*(tree.tokens[node] for node in accepted), bonus]
@@ -78,8 +72,7 @@ def measure(
         return options.distribution(target.logits_after(text))[0]
 
     emitted = law(step, points)
-    length = shape.depth + 1
-    distance = text_law(own, length, emitted).distance(text_law(own, length))
+    distance = text_law(own, depth + 1, emitted).distance(text_law(own, depth + 1))
     accepted = sum(prob * (len(tokens) - 1) for tokens, prob in emitted.probs.items())
     return Measured(distance, accepted, emitted.enumerated)
 

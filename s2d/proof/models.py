@@ -1,5 +1,6 @@
 """Models that are a table, for laws: small enough that every outcome can be taken."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import SimpleNamespace
@@ -8,17 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..rules import Prediction
+from ..tree import Tree
 from .law import Law, Outcome
 
 
 class TableModel:
-    """A made-up model with the call of a Hugging Face model.
+    """A made-up model with the call of a Hugging Face model. As a ``draft.Exit``, it drafts.
 
     The logits depend on the last three tokens and on the ``seed``. With a ``mixed_with`` model,
     they are half way between both: so a draft is like its target, and not the same.
     """
 
     device = torch.device("cpu")
+    exit_layer = 1
+    max_positions = math.inf
 
     def __init__(self, seed: int, vocab_size: int = 3, mixed_with: Any = None) -> None:
         self.config = SimpleNamespace(vocab_size=vocab_size, max_position_embeddings=512)
@@ -35,6 +40,9 @@ class TableModel:
     def logits_after(self, *texts: Sequence[int]) -> Tensor:
         """Logits (R, V) for the token after the ids of each of R ``texts``."""
         return torch.stack([self.row(*text[-3:]) for text in texts])
+
+    def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
+        return Prediction(self.logits_after(*map(tree.path, nodes)), confidence=1.0)
 
     def __call__(
         self, input_ids: Tensor, past_key_values: Any = None, use_cache: bool = True, **others: Any
@@ -53,10 +61,10 @@ class TableModel:
         return SimpleNamespace(logits=torch.stack(logits), past_key_values=past)
 
 
-Distribution = Callable[[Outcome], Tensor]  # a text -> the probabilities (V,) of what follows
+TextDistribution = Callable[[Outcome], Tensor]  # a text -> probabilities (V,) of the next token
 
 
-def text_law(distribution: Distribution, length: int, begun: Law | None = None) -> Law:
+def text_law(distribution: TextDistribution, length: int, begun: Law | None = None) -> Law:
     """The law of texts of ``length`` tokens, each drawn from the distribution after the others.
 
     Texts that are ``begun`` are continued, and longer ones are cut.
