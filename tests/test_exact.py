@@ -21,8 +21,7 @@ from s2d import StopStrings, definition, generate, generate_many
 from s2d.generation import start
 from s2d.ngram.datastore import Datastore
 from s2d.pair.loading import fit_vocabulary
-from s2d.proof.law import Law, law
-from s2d.proof.models import text_law
+from s2d.proof import Law, law, text_law
 from s2d.sampling import Draws, warp
 from s2d.tree import GrowingShape
 

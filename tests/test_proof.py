@@ -17,9 +17,8 @@ from numpy.random import default_rng as bound_default_rng
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.utils import _speculative_sampling
 
-from s2d.proof.law import Law, law
-from s2d.proof.lossless import DRAFT, RULES, SHAPES, TARGET, Mistaken, measure
-from s2d.proof.models import TableModel, text_law
+from s2d.proof import Law, TableModel, law, measure, text_law
+from s2d.proof.lossless import DRAFT, RULES, SHAPES, TARGET, Mistaken
 from s2d.rules import Rejection
 from s2d.sampling import Draws, warp
 from s2d.tree import GrowingShape

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.generation import logits_process
 
-from s2d.proof.law import law
+from s2d.proof import law
 from s2d.sampling import Draws, warp
 
 

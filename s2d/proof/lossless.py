@@ -30,7 +30,7 @@ from ..rules import (
 )
 from ..sampling import Draws, warp
 from ..tree import Proposal, Shape, Tree
-from .law import Outcome, law
+from .forks import Outcome, law
 from .models import TableModel, text_law
 
 SHAPES = {"chain 1,1": (1, 1), "tree 2,1": (2, 1)}
@@ -46,18 +46,18 @@ class Measured(NamedTuple):
 
 def measure(
     rule: str | RuleMaker,
-    tree: Sequence[int] | Shape,
+    widths: Sequence[int] | Shape,
     temperature: float = 0.6,
     target: TableModel = TARGET,
     draft: TableModel = DRAFT,
     points: int = 512,
 ) -> Measured:
-    """What a step emits under a ``rule`` in a ``tree``, both as ``generate`` takes them.
+    """What a step emits under a ``rule`` in a tree with these ``widths``, or of a Shape.
 
-    All levels and the bonus token are compared. Where a step emits fewer tokens, the target's own
+    Both are given as to ``generate``. All levels and the bonus token are compared. Where a step emits fewer tokens, the target's own
     follow. Raises ValueError for what ``generate`` would refuse.
     """
-    options = decide(None, tree=tree, stop=0.0, rule=rule, temperature=temperature)
+    options = decide(None, tree=widths, stop=0.0, rule=rule, temperature=temperature)
     options = replace(options, shape=CheckedShape(options.shape))
     depth = options.shape.depth
 

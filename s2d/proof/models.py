@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..rules import Prediction
 from ..tree import Tree
-from .law import Law, Outcome
+from .forks import Law, Outcome
 
 
 class TableModel:
