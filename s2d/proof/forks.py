@@ -147,14 +147,6 @@ class Forks(TorchFunctionMode):
                 left[tokens[-1]] = 0.0
         return tokens
 
-    def new_numbers(self, intervals: Iterable[tuple[float, float]]) -> list[int]:
-        """The ids of new numbers that are within these ``intervals``."""
-        first = len(self.intervals)
-        self.intervals += intervals
-        if len(self.intervals) > NUMBERS:
-            raise ValueError(f"a run of the program takes more than {NUMBERS} uniform numbers")
-        return list(range(first, len(self.intervals)))
-
     def is_below(self, number: int, bound: float) -> bool:
         """Whether a number is below a bound. This may be a fork; then more is known of it."""
         low, high = self.intervals[number]
@@ -167,7 +159,7 @@ class Forks(TorchFunctionMode):
 
     def compare(self, numbers: Uniform, bounds: Any, below: bool) -> Tensor:
         """Whether each of the ``numbers`` is ``below`` its bound, or else above it."""
-        bounds = torch.as_tensor(self.known(bounds, []), dtype=torch.float64)
+        bounds = torch.as_tensor(self.known(bounds), dtype=torch.float64)
         ids, bounds = torch.broadcast_tensors(numbers, bounds)
         pairs = zip(ids.flatten().tolist(), bounds.flatten().tolist())
         # Nothing is below or above NaN.
@@ -185,28 +177,14 @@ class Forks(TorchFunctionMode):
             self.intervals[number] = (low, low)
         return low
 
-    def known(self, value: Any, found: list[tuple[Uniform, Tensor]]) -> Any:
-        """``value`` with the numbers themselves; ``found`` gets each Uniform and its numbers."""
+    def known(self, value: Any) -> Any:
+        """``value`` with the numbers themselves."""
         if type(value) in (list, tuple):
-            return type(value)(self.known(each, found) for each in value)
+            return type(value)(self.known(each) for each in value)
         if not isinstance(value, Uniform):
             return value
         numbers = [self.number(int(id)) for id in value.flatten().tolist()]
-        known = torch.tensor(numbers, dtype=value.dtype).reshape(value.shape)
-        found.append((value, known))
-        return known
-
-    def compute(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """``function`` of the numbers themselves, which it may change in place."""
-        found: list[tuple[Uniform, Tensor]] = []
-        kwargs = {name: self.known(value, found) for name, value in kwargs.items()}
-        result = function(*self.known(tuple(args), found), **kwargs)
-        for uniform, numbers in found:
-            if not torch.equal(numbers, self.known(uniform, [])):
-                ids = self.new_numbers((each, each) for each in numbers.flatten().tolist())
-                uniform.copy_(torch.tensor(ids).reshape(numbers.shape))
-                result = uniform if result is numbers else result
-        return result
+        return torch.tensor(numbers, dtype=value.dtype).reshape(value.shape)
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -227,13 +205,21 @@ class Forks(TorchFunctionMode):
             return self.compare(first, second, below)
         if isinstance(second, Uniform) and below is not None:
             return self.compare(second, first, not below)
-        return self.compute(function, args, kwargs)
+        known = self.known(tuple(args))
+        result = function(*known, **{key: self.known(value) for key, value in kwargs.items()})
+        if isinstance(first, Uniform) and (result is known[0] or name == "__setitem__"):
+            raise ValueError(f"{name} changes random numbers in place, which is not seen")
+        return result
 
     # What takes the place of PyTorch's functions.
 
     def uniform(self, like: Tensor) -> Uniform:
-        ids = self.new_numbers([(0.0, 1.0)] * like.numel())
-        return torch.tensor(ids, dtype=like.dtype).reshape(like.shape).as_subclass(Uniform)
+        first = len(self.intervals)
+        self.intervals += [(0.0, 1.0)] * like.numel()
+        if len(self.intervals) > NUMBERS:
+            raise ValueError(f"a run of the program takes more than {NUMBERS} uniform numbers")
+        ids = torch.arange(first, len(self.intervals), dtype=like.dtype)
+        return ids.reshape(like.shape).as_subclass(Uniform)
 
     def rand(self, *size: Any, **options: Any) -> Uniform:
         return self.uniform(torch.zeros(*(size or [()]), **options))
@@ -247,10 +233,10 @@ class Forks(TorchFunctionMode):
         return self.compare(self.uniform(into), into if p is None else p, True).to(into.dtype)
 
     def uniform_(self, into: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-        return into.copy_(low + (high - low) * self.known(self.uniform(into), []))
+        return into.copy_(low + (high - low) * self.known(self.uniform(into)))
 
     def exponential_(self, into: Tensor, lambd: float = 1.0) -> Tensor:
-        return into.copy_(-torch.log(self.known(self.uniform(into), [])) / lambd)
+        return into.copy_(-torch.log(self.known(self.uniform(into))) / lambd)
 
 
 DRAWN: dict[str, Callable[..., Any]] = {

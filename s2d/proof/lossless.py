@@ -54,8 +54,8 @@ def measure(
 ) -> Measured:
     """What a step emits under a ``rule`` in a tree with these ``widths``, or of a Shape.
 
-    Both are given as to ``generate``. All levels and the bonus token are compared. Where a step emits fewer tokens, the target's own
-    follow. Raises ValueError for what ``generate`` would refuse.
+    Both are given as to ``generate``, which would refuse what is refused here. All levels and the
+    bonus token are compared. Where a step emits fewer tokens, the target's own follow.
     """
     options = decide(None, tree=widths, stop=0.0, rule=rule, temperature=temperature)
     options = replace(options, shape=CheckedShape(options.shape))
