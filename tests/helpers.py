@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import traceback
-from dataclasses import fields, replace
+from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from s2d.model import Drafting, Llama, LlamaConfig
+from s2d.model import Llama, LlamaConfig
 from s2d.tree import GrowingShape
 
 DEVICE = "cpu"  # where random Llamas are; conftest.py sets it by the option ``--device``
@@ -33,13 +33,13 @@ def random_llama(seed, scale=0.3, device=None, **changes):
     """A float64 Llama with weights large enough that its distributions are far from uniform.
 
     It is on ``device``, by default that of pytest's option ``--device``; its weights are the same
-    on every device. ``changes`` are fields of LlamaConfig and, with exits, of Drafting.
+    on every device. ``changes`` are fields of LlamaConfig, and of a draft's ``drafting``.
     """
-    if "exits" in changes:
-        names = [field.name for field in fields(Drafting) if field.name in changes]
-        changes["drafting"] = Drafting(**{name: changes.pop(name) for name in names})
+    names = "exits", "thresholds", "draft_length", "stop", "tree"
+    drafting = {name: changes.pop(name) for name in names if name in changes}
     torch.manual_seed(seed)
     model = Llama(replace(TINY, **changes)).double().requires_grad_(False).eval()
+    model.drafting = drafting
     for parameter in model.parameters():
         parameter.normal_(0.0, scale) if parameter.dim() == 2 else parameter.uniform_(0.5, 1.5)
     return model.to(DEVICE if device is None else device)

@@ -3,10 +3,7 @@
 import argparse
 import json
 import platform
-import re
-import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,16 +14,6 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, without the usage before it."""
 
     def error(self, message: str) -> NoReturn:
-        """Name the nearest option as well, where one was typed that there is not."""
-        known = re.findall(r"--[a-z][a-z-]+", self.format_help())
-        typed = message if "unrecognized" in message else ""
-        if "are required" in message:  # a misspelt option is not named then
-            typed = " ".join(sys.argv[1:])
-        for name in re.findall(r"--[a-z][a-z-]+", typed):
-            is_known = any(option.startswith(name) for option in known)  # or an abbreviation
-            for nearest in get_close_matches(name, known, n=1):
-                if not is_known:
-                    message += f"; {name}: did you mean {nearest}?"
         line = "".join(each if each.isprintable() else " " for each in message)
         self.exit(2, f"{self.prog}: {line}\n")
 
@@ -84,12 +71,13 @@ def parse_tree(text: str) -> Any:
     """4,2,2,1 -> (4, 2, 2, 1), and 6x4x60 -> GrowingShape(top_k=6, depth=4, size=60)."""
     from ..tree import GrowingShape
 
+    is_growing = "x" in text
     try:
-        if "x" in text:
-            top_k, depth, size = map(int, text.split("x"))
-            return GrowingShape(top_k, depth, size)
-        return tuple(map(int, text.split(",")))
-    except ValueError:
+        numbers = tuple(map(int, text.split("x" if is_growing else ",")))
+        if min(numbers) < 1:
+            raise ValueError
+        return GrowingShape(*numbers) if is_growing else numbers
+    except (ValueError, TypeError):
         message = f"expected widths, such as 4,2,2,1, or a growing tree, such as 6x4x60, got {text}"
         raise argparse.ArgumentTypeError(message) from None
 
@@ -108,12 +96,8 @@ def named_value(text: str) -> tuple[str, Any]:
 def add_drafting_options(parser: Any) -> None:
     """What drafts, and how: for a group of ``run.py``, or a method's name in the benchmark."""
     add = parser.add_argument
-    add(
-        "--draft",
-        type=file_name,
-        metavar="NAME|FOLDER",
-        help="the small model (next to the target)",
-    )
+    words = "the small model (next to the target)"
+    add("--draft", type=file_name, metavar="NAME|FOLDER", help=words)
     methods = "ar", "sd", "mcsd", "s2d", "s2d-tree"
     words = "ar: no draft; sd, mcsd: chain, tree of one exit; s2d, s2d-tree: of sorted exits (s2d)"
     add("--method", choices=methods, help=words)
@@ -121,9 +105,10 @@ def add_drafting_options(parser: Any) -> None:
     add("--exits", type=comma_separated(int), metavar="E,E", help=words)
     words = "the confidence that is enough, per exit"
     add("--thresholds", type=comma_separated(float), metavar="C,C", help=words)
-    add("--draft-length", type=int, metavar="N", help="tokens in a chain")
+    add_shape = parser.add_mutually_exclusive_group().add_argument
+    add_shape("--draft-length", type=int, metavar="N", help="tokens in a chain")
     words = "widths, such as 4,2,2,1, or a growing tree, such as 6x4x60"
-    add("--tree", type=parse_tree, metavar="SHAPE", help=words)
+    add_shape("--tree", type=parse_tree, metavar="SHAPE", help=words)
     words = "a path of a lower probability is not continued"
     add("--stop", type=float, metavar="P", help=words)
     words = "rejection sampling, as in the papers (shared noise)"

@@ -73,6 +73,13 @@ class Decision(nn.Module):
             estimates.append([answer] + [share * other for other in others])
         return estimates
 
+    def prepare_for(self, draft: Llama) -> None:
+        """Move to the device of ``draft``; ValueError if it was made for another draft."""
+        if self.draft != fingerprint(draft):
+            made_for = f"for draft {self.draft}, not {fingerprint(draft)}"
+            raise ValueError(f"the decision model is {made_for}")
+        self.to(draft.device)
+
 
 class DecisionRule:
     """A rule whose estimates are those of a decision model; ``exits`` are those of the answer."""
@@ -81,12 +88,9 @@ class DecisionRule:
         """Raises ValueError for a decision model that was made for another draft."""
         if not all(isinstance(each, LayerExit) for each in exits):
             raise ValueError("a decision model judges exits with layers")
-        draft = exits[0].model
-        if decision.draft != fingerprint(draft):
-            made_for = f"for draft {decision.draft}, not {fingerprint(draft)}"
-            raise ValueError(f"the decision model is {made_for}")
+        decision.prepare_for(exits[0].model)
         self.rule = rule
-        self.decision = decision.to(draft.device)
+        self.decision = decision
         self.exact = rule.exact
         self.verify = rule.verify
 
@@ -99,8 +103,12 @@ class DecisionRule:
 
 def fingerprint(draft: Llama) -> str:
     """A short name for a draft's weights: the checksum of its final norm in bfloat16."""
-    weight = draft.model.norm.weight.detach().to("cpu", torch.bfloat16).view(torch.int16)
-    return f"{zlib.crc32(weight.numpy().tobytes()):08x}"
+    return checksum(draft.model.norm.weight)
+
+
+def checksum(weight: Tensor) -> str:
+    plain = weight.detach().to("cpu", torch.bfloat16).view(torch.int16)
+    return f"{zlib.crc32(plain.numpy().tobytes()):08x}"
 
 
 def save_decision(decision: Decision, path: Path) -> None:
