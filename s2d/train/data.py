@@ -215,7 +215,7 @@ def make_rows(
 def make_datastore(run: Run, target: str, files: list[Path]) -> None:
     """Write the texts of ``files``, as ids of ``target``, for ``run.py --datastore`` to read."""
     refuse_existing(run.out)
-    path, config, _ = read_folder(find_target(target))
+    path, config, *_ = read_folder(find_target(target))
     tokenizer = Tokenizer(path, config.vocab_size)
     documents = [tokenizer.encode(read_text(file)) for file in files]
     save_datastore(run.out, documents, config)
