@@ -3,6 +3,7 @@
 import functools
 import importlib
 import json
+import math
 import re
 from operator import attrgetter
 
@@ -14,12 +15,14 @@ from helpers import WEIGHTS, ancestors_of, program
 import run
 from s2d.cli.colors import COLORS, color_exits
 from s2d.definition import logits_after
+from s2d.draft import LayerExit
 from s2d.generation import generate, start
 from s2d.mcsd.decision import load_decision
 from s2d.rules import SharedNoise
-from s2d.sampling import Noise
+from s2d.sampling import Draws, warp
 from s2d.trace.page import FOLDER, write_page
-from s2d.trace.record import NOT_SHOWN, Recorder
+from s2d.trace.record import Recorder
+from s2d.tree import TARGET
 
 QUESTION = "Tell me a story about a robot called Nora and a clever old fisherman."
 REJECTION = {"temperature": 1.0, "rule": "rejection"}
@@ -28,24 +31,34 @@ REJECTION = {"temperature": 1.0, "rule": "rejection"}
 class Flat(SharedNoise):
     """A rule of a caller's own: its p is not the one of the options."""
 
-    exact = False
+    def __init__(self, distribution, draws):
+        super().__init__(lambda logits: (logits / 3).softmax(dim=-1), draws)
 
-    def __init__(self):
-        noise = Noise(3, 1024, "cpu", torch.float64)
-        super().__init__(lambda logits: (logits / 3).softmax(dim=-1), noise)
+
+class Sure(LayerExit):
+    """An exit of a caller's own: its confidence is no number that JSON has."""
+
+    ends = []
+
+    def __init__(self, target, draft):
+        super().__init__(draft, None, exit_layer=2)
+        self.end = lambda: self.ends.append(self)
+
+    def predict(self, tree, nodes):
+        return super().predict(tree, nodes)._replace(confidence=math.inf)
 
 
 CASES = {
     "ar": {"method": "ar", "temperature": 1.0},
     "chain": {"method": "s2d"},
-    "growing tree": {"method": "s2d-tree", "temperature": 1.0},
+    "growing tree": {"method": "s2d-tree", "temperature": 1.0, "top_k": 4},
     "rejected growing tree": {"method": "s2d-tree"} | REJECTION,
     "rejected tree that ends": {"method": "mcsd", "tree": (3, 2, 1), "seed": 13}
     | {"temperature": 2.0, "rule": "rejection"},
     "rejected by a decision model": {"method": "mcsd"} | REJECTION,
     "rejected below lossy roots": {"method": "mcsd", "init": "target"} | REJECTION,
     "rejected chain below a root": {"init": "target", "exits": (0, 3, 4)} | REJECTION,
-    "own rule": {"method": "s2d", "temperature": 1.0, "rule": Flat()},
+    "own": {"exits": (Sure, 3), "temperature": 1.0, "rule": Flat},
 }
 close = functools.partial(pytest.approx, rel=6e-3, abs=1e-12)  # three digits
 
@@ -76,10 +89,13 @@ def known(mini, tokenizer, tmp_path_factory):
             options["decision"] = load_decision(WEIGHTS / "mini-draft/decision-7b.safetensors")
         generation = start(mini("mini-7b"), prompt, draft, **options)
         file = tmp_path_factory.mktemp("pages") / "page.html"
-        colors = color_exits(own=(2, 3, 4), used=generation.plan.exits)
-        texts = Hostile() if case == "own rule" else tokenizer
+        colors = color_exits(own=(2, 3, 4), used=generation.stats.exits)
+        texts = Hostile() if case == "own" else tokenizer
         recorder = Recorder(texts, generation, {"target": "T"}, colors)
+        depths, grow = [], generation.drafter.grow  # how deep each tree may be
+        generation.drafter.grow = lambda *given: depths.append(given[1]) or grow(*given)
         steps = list(recorder.record())
+        assert [min(each["depths"][1:]) for each in recorder.steps][-len(depths) :] == depths
         write_page(recorder.data(), file)
         assert generation.tokens == generate(mini("mini-7b"), prompt, draft, **options).tokens
         return file, json.loads(json.dumps(recorder.data())), steps, generation
@@ -91,14 +107,15 @@ def known(mini, tokenizer, tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_a_record_is_what_happened(case, known):
     _, data, steps, decoder = known(case)
-    temperature = 3.0 if case == "own rule" else decoder.plan.options.temperature or 1.0
+    options = decoder.options
+    temperature = 3.0 if case == "own" else options.temperature or 1.0
     rejected = 0
     for shown, step in zip(data["steps"], steps, strict=True):
         tree = step.tree
         for level, exit_layer in zip(tree.depths, tree.exit_layers):
-            asked = shown["asked"].get(str(level), [[None, 1.0]])
+            asked = shown["asked"].get(str(level), [[TARGET, 1.0]])
             assert asked[-1][0] == exit_layer
-        p = torch.softmax(step.logits / temperature, dim=-1)
+        p = warp(step.logits, temperature, top_k=options.top_k)
         assert shown["nodes"]["p"][1:] == close(p[tree.parents[1:], tree.tokens[1:]].tolist())
         for position, node in zip(shown["positions"], [0, *step.accepted], strict=True):
             ids, tests = position["ids"], position["tests"]
@@ -110,14 +127,16 @@ def test_a_record_is_what_happened(case, known):
                 taken.append(position["bonus"])
             level = tree.depths[node]
             assert taken == step.tokens[level : level + 1]
-            if "e" in columns:
-                e = Noise(3, p.shape[1], "cpu", p.dtype).at([len(tree.context) + level])[0]
-                assert columns["e"] == close(e[ids].tolist())
-                assert columns["p / e"] == close((p[node] / e)[ids].tolist())
-            if "rejected" in case and tests and tree.exit_layers[tests[0]["node"]] is not None:
+            if "g" in columns:
+                g = Draws(3).noise([len(tree.context) + level], like=p)[0]
+                assert columns["g"] == close(g[ids].tolist())
+                scores = [float(each) for each in columns["log p + g"]]  # also of "-inf"
+                assert scores == close((p[node].log() + g)[ids].tolist())
+            if "rejected" in case and tests and tree.exit_layers[tests[0]["node"]] != TARGET:
                 check_rejection(position, p[node], tree.q.get(node), tree.tokens)
                 rejected += not tests[0]["accepted"]
-    assert ("e" in columns) == (case in ("ar", "growing tree", "own rule"))
+    assert case != "own" or len(Sure.ends) == 2  # of the recorded answer, and of the other
+    assert ("g" in columns) == (case in ("ar", "growing tree", "own"))
     assert (rejected > 0) == ("rejected" in case)
 
 
@@ -147,7 +166,7 @@ def check_rejection(position, p, q, tokens):
 def test_every_exit_that_was_asked_says_what_the_definition_says(known, mini):
     _, data, steps, _ = known("growing tree")
     for position, node in zip(data["steps"][2]["positions"], [0, *steps[2].accepted]):
-        text = steps[2].tree.context + steps[2].tree.path(node)
+        text = [*steps[2].tree.context, *steps[2].tree.path(node)]
         for exit_layer, values in position["said"]:
             probs = logits_after(mini("mini-draft"), text, exit_layer).softmax(dim=-1)
             assert values == close(probs[position["ids"]].tolist())
@@ -182,7 +201,7 @@ Array.from({ length: Number(all("#slider")[0].max) + 1 }, (_, step) => {
   };
 })]"""
 # One for each rule; a browser is slow.
-PAGES = ["chain", "growing tree", "rejected growing tree", "rejected below lossy roots", "own rule"]
+PAGES = ["chain", "growing tree", "rejected growing tree", "rejected below lossy roots", "own"]
 
 
 @pytest.mark.parametrize("case", PAGES)
@@ -191,11 +210,11 @@ def test_the_page_shows_the_record(case, known, tokenizer):
     file, data, _, generation = known(case)
     answer, sources, harm, options, on_page = browse(file, ALL_STEPS)
     about = data["about"]
-    texts = Hostile() if case == "own rule" else tokenizer
+    texts = Hostile() if case == "own" else tokenizer
     assert answer == [texts.decode(generation.tokens)] and harm == "undefined0"
-    values = generation.plan.as_dict()
+    values = vars(generation.options)
     given = {name for name in values if values[name] is not None}
-    assert {each.split(": ")[0] for each in options.split(" · ")} == given - {*NOT_SHOWN}
+    assert {each.split(": ")[0] for each in options.split(" · ")} == given
     assert f" · rule: {about['rule'] or 'Flat'} · " in options
     colors = {int(exit): f"exit {name}" for exit, name in about["colors"].items()}
     given = [exit for step in data["steps"] for exit in step["sources"]]
@@ -206,7 +225,7 @@ def test_the_page_shows_the_record(case, known, tokenizer):
         assert seen["mask"] == [row.nonzero()[0].tolist() for row in ancestors_of(parents)]
         for level, asked in enumerate(step["asked"].values()):
             said = [row[level] for row in seen["levels"] if row[level] != "·"]
-            assert [float(each) for each in said] == [confidence for _, confidence in asked]
+            assert [float(each) for each in said] == [float(confidence) for _, confidence in asked]
         for (lines, shown), position in zip(seen["positions"], step["positions"], strict=True):
             for test, line in zip(position["tests"], lines):
                 assert line.endswith("accepted" if test["accepted"] else "rejected")
@@ -220,6 +239,7 @@ def check_table(shown, position, rule):
     columns += [[f"exit {exit}", values] for exit, values in position["said"]]
     assert len(shown) == len(columns)
     for name, values in columns:
+        values = [None if value == "-inf" else value for value in values]
         assert values in [numbers for head, numbers in shown if head.startswith(name)]
 
 

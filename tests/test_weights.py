@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
-from s2d.checkpoint import check_device, empty_model, save_model
+from s2d.checkpoint import check_device, empty_model, load, save_model
 from s2d.checkpoint.config import config_from_dict, read_drafting
 from s2d.checkpoint.load import choose_dtype
 
@@ -127,6 +127,8 @@ REFUSED = [
     (dict(rope_scaling={"type": "yarn", "factor": 2.0}), "rope type 'yarn' is not supported"),
     (dict(num_key_value_heads=3), "4 attention heads must be a multiple of 3 key"),
     (dict(hidden_size="wide"), "hidden_size is 'wide'; expected a whole number"),
+    (dict(num_hidden_layers=10**6), "num_hidden_layers: more than 1000 are not supported"),
+    (dict(torch_dtype="int3"), "config.json: dtype is 'int3'; expected auto or one of float64"),
     (dict(exit_layers=[2, 9]), "exit_layers must increase"),
     (dict(exit_layers=[2, 3, 4], thresholds=[0.5]), "thresholds: expected one for each of 3 exits"),
 ]
@@ -228,9 +230,13 @@ def test_where_an_answer_ends(folder):
     assert ends(eos_token_id=[7, 2]) == (7, 2) and ends(eos_token_id=5) == (5,)
     assert ends(eos_token_id=[61, -1, 7]) == (7,)  # the others are the ids of no token
     file = folder / "generation_config.json"
-    for content in ('{"do_sample": true.\n"eos_token_id": 7}', "", "[7]", '{"eos_token_id": "7"}'):
+    for content in ('{"do_sample": true.\n"eos_token_id": 7}', "", "[7]"):
         file.write_text(content)
         refused(ValueError, "json", folder)
+    for wrong in ("7", True, [7, 2.0]):
+        file.write_text(json.dumps({"eos_token_id": wrong}))
+        refused(ValueError, "generation_config.json: eos_token_id is .* expected a token's", folder)
+    file.write_text("{}")
     change_json(folder / "config.json", eos_token_id=None)
     assert ends() == () and ends(eos_token_id=[7, 8]) == (7, 8)
 
@@ -273,6 +279,23 @@ def test_dtypes_and_layers(folder):
     refused(ValueError, "unknown dtype 'int8'", folder, dtype="int8")
     refused(ValueError, "has 4 layers, not 5", folder, layers=5)
     assert load_model(folder).dtype == torch.float32
+    save_file(load_model(folder, dtype="float64").state_dict(), folder / "model.safetensors")
+    for wanted in ("auto", ...):  # what config.json does not say, the weights do
+        change_json(folder / "config.json", torch_dtype=wanted)
+        assert load_model(folder).dtype == torch.float64
+
+
+def test_a_model_that_is_too_large_for_the_memory(folder, monkeypatch):
+    """It is refused before it is built, or when memory ends: with what it needs."""
+
+    def fail(model):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    needs = f"{folder} in float32 needs .* GB on cpu for weights, which has "
+    monkeypatch.setattr(load, "quicken", fail)
+    refused(MemoryError, f"{needs}less", folder)
+    change_json(folder / "config.json", intermediate_size=10**11)
+    refused(MemoryError, needs, folder)
 
 
 def test_loading_holds_one_shard_beside_the_model(folder, tmp_path):

@@ -5,7 +5,8 @@
 
 from importlib import import_module
 
-PUBLIC = {"Comparison": "tables", "compare": "measure"}  # as in s2d/__init__.py
+# As in s2d/__init__.py.
+PUBLIC = {"Comparison": "tables", "compare": "measure", "corpus_questions": "specbench"}
 __all__ = list(PUBLIC)
 
 

@@ -9,10 +9,11 @@ const { exits, thresholds } = about.options;
 
 // Nodes are numbered as in s2d/tree.py: node 0 is the root, the last token of the context.
 const NO_PARENT = -1; // the parent of the root
+const TARGET = -1; // in the place of an exit's number: the target chose this token
 const ROW = 30, CELL = 14; // pixels from row to row of the tree and of the mask
 
-/** A number with the digits that were recorded, 1.2e-5 if it is small. */
-const number = (value) => (value !== 0 && value < 0.001 ? value.toExponential() : String(value));
+/** A number with the digits that were recorded, 1.2e-5 if it is small; -inf is a text, as JSON has no such number. */
+const number = (value) => (value !== 0 && Math.abs(value) < 0.001 ? value.toExponential() : String(value));
 
 /** An element of HTML, or "svg:..."; an attribute that is a function listens to its event. */
 function make(name, attributes = {}, ...children) {
@@ -32,9 +33,9 @@ const label = (token) => pieces[token].replaceAll("\n", "↵").replace(/^ | $/g,
 const shortLabel = (token) => (label(token).length > 8 ? `${label(token).slice(0, 7)}…` : label(token));
 const piece = (token) => make("bdi", { class: "piece", title: `token ${token}` }, label(token));
 
-/** The class and the name of an exit, null for the target. */
-const sourceClass = (exit) => (exit === null ? "target" : `exit ${about.colors[exit]}`);
-const sourceName = (exit) => (exit === null ? "the target" : exit ? `the draft, exit ${exit}` : "exit 0, the table");
+/** The class and the name of an exit, or of the target. */
+const sourceClass = (exit) => (exit === TARGET ? "target" : `exit ${about.colors[exit]}`);
+const sourceName = (exit) => (exit === TARGET ? "the target" : exit ? `the draft, exit ${exit}` : "exit 0, the table");
 
 /** The nodes of a path from the root down to `node`: what this attends to besides the rest of the context. */
 function pathTo(parents, node) {
@@ -53,6 +54,13 @@ const sample = (kind, words) => make("span", {}, make("span", { class: `sample $
 /** For each token of the answer its step, and its position among those of the step. */
 const tokens = steps.flatMap((step, s) => step.tokens.map((token, position) => ({ s, position, exit: step.sources[position] })));
 
+/** An option's value in words; a shape has several with names. */
+function inWords(value) {
+  if (Array.isArray(value)) return value.map(inWords).join(", ") || "none";
+  if (typeof value !== "object") return String(value);
+  return Object.entries(value).map(([name, each]) => `${name} ${inWords(each)}`).join(", ");
+}
+
 function drawAnswer() {
   at("about").textContent = [
     `target ${about.target}`, about.draft ? `draft ${about.draft}` : "no draft",
@@ -60,14 +68,14 @@ function drawAnswer() {
     about.exact ? "lossless" : "not lossless",
   ].join(" · ");
   const given = Object.entries(about.options).filter(([, value]) => value !== null);
-  at("options").textContent = given.map(([name, value]) => `${name}: ${[value].flat().join(", ") || "none"}`).join(" · ");
+  at("options").textContent = given.map(([name, value]) => `${name}: ${inWords(value)}`).join(" · ");
   at("prompt").textContent = data.prompt;
   at("answer").append(...data.answer.map((text, i) => {
     if (i === tokens.length) return text; // what is left of a character at the end
     const { s, position, exit } = tokens[i];
     return make("span", { class: sourceClass(exit), title: sourceName(exit), onclick: () => show(s, position) }, text);
   }));
-  for (const exit of [null, ...exits]) {
+  for (const exit of [TARGET, ...exits]) {
     const count = tokens.filter((token) => token.exit === exit).length;
     if (count) at("legend").append(make("span", { class: sourceClass(exit) }, `${sourceName(exit)}: ${count}`));
   }
@@ -96,9 +104,9 @@ function show(s, position = Infinity) {
   at("slider").value = current;
   at("slider").setAttribute("aria-valuetext", `step ${which}`);
   at("step-number").textContent = which;
-  const [draft, target] = step.ms.map((ms) => `${ms} ms`), count = nodes.tokens.length - 1;
+  const count = nodes.tokens.length - 1;
   at("step-words").replaceChildren(
-    `${n} tokens of context. ${count} drafted in ${draft}, checked by the target in ${target}: ${path.length} accepted. `,
+    `${n} tokens of context. A step of ${step.ms} ms: ${count} tokens drafted, ${path.length} accepted by the target. `,
     `The KV cache keeps ${cached} of ${n + count} positions and is rolled back by ${n + count - cached}. `,
     "Emitted: ", ...step.tokens.flatMap((token) => [piece(token), " "]));
   drawTree(step);
@@ -160,7 +168,7 @@ function whyEnded({ asked, depths: [depth, ofShape, ofRoom] }) {
   if (depth === ofShape) return "Drafting ended with the last level of the tree.";
   if (depth >= ofRoom) return "Drafting ended where the answer or the context must end.";
   if (depth + 1 in asked) return "Drafting ended because nothing was known about the next token.";
-  return "Drafting ended because no path was likely enough to be followed.";
+  return "Drafting ended because every path had ended, or was too unlikely to be followed.";
 }
 
 /** A row for each exit, a column for each level: how sure the exit was, if it was asked. The last one
@@ -187,9 +195,10 @@ const RULES = {
     why: "p is the target's distribution. A node is accepted only if it is the likeliest token, so the text is the target's own.",
   },
   noise: {
-    choice: "the largest p / e",
-    why: "The target takes the token with the largest p / e, which is a draw from its distribution p: the noise e depends on "
-      + "the seed and the position alone, so the text is the same whatever is drafted (Daliri et al. 2024, arXiv 2408.07978).",
+    choice: "the largest log p + g",
+    why: "The target takes the token with the largest log p + g, which is a draw from its distribution p. The Gumbel noise g "
+      + "depends on the seed and the position alone, so the text is the same whatever is drafted (Daliri et al. 2024, arXiv "
+      + "2408.07978).",
   },
   rejection: {
     why: "p is the target's distribution and q the draft's. A token that was drawn from q is tested by p / q, and a token of a "
@@ -211,11 +220,11 @@ function drawPosition(step) {
     return make("button", { type: "button", onclick: () => show(current, i), ...press }, "after ", before);
   }));
   const value = (name, token) => number(columns.findLast((column) => column[0] === name)[2][ids.indexOf(token)]);
-  const withNoise = columns.some(([name]) => name === "p / e");
-  const compared = (token) => `p = ${value("p", token)}` + (withNoise ? `, p / e = ${value("p / e", token)}` : "");
+  const withNoise = columns.some(([name]) => name === "log p + g");
+  const compared = (token) => `p = ${value("p", token)}` + (withNoise ? `, log p + g = ${value("log p + g", token)}` : "");
   const lines = tests.map(({ node, accepted, p, q, chance, draw }) => {
     const token = nodes.tokens[node], result = accepted ? "accepted" : "rejected";
-    if (nodes.exits[node] === null) return paragraph(piece(token), ` ${compared(token)}, a root, which the target chose: ${result}`);
+    if (nodes.exits[node] === TARGET) return paragraph(piece(token), ` ${compared(token)}, a root, which the target chose: ${result}`);
     if (chance !== undefined) { // without q, the token was chosen and not drawn
       const ratio = q === undefined ? `p = ${number(p)}` : `min(1, p/q) = min(1, ${number(p)} / ${number(q)}) = ${number(chance)}`;
       return paragraph(piece(token), ` acceptance probability ${ratio}, random number ${number(draw)}: ${result}`);
@@ -237,22 +246,28 @@ function drawPosition(step) {
   at("why").textContent = about.rule !== null && !about.exact ? ROOTS : why;
 }
 
+/** The bars of log p + g: how large e to the power of it is, next to the largest. Where p is 0, it is "-inf". */
+function compare(row) {
+  const largest = Math.max(...row.filter(Number.isFinite));
+  return row.map((value) => (Number.isFinite(value) ? Math.exp(value - largest) : 0));
+}
+
 /** A row for each token: what decides, then p, what every exit says, and what else the rule made of p. */
 function drawTable(ids, columns, said) {
   const bar = (kind, share) => make("span", { class: `bar ${kind}` }, make("i", { style: `width:${(100 * share).toFixed(2)}%` }));
-  const exits = said.map(([exit, row]) => ({ head: [`exit ${exit}`], kind: sourceClass(exit), row, whole: 1 }));
-  const first = columns.findLastIndex(([name]) => ["p", "p / e", "residual after"].includes(name));
+  const exits = said.map(([exit, row]) => ({ head: [`exit ${exit}`], kind: sourceClass(exit), row, shares: row }));
+  const first = columns.findLastIndex(([name]) => ["p", "log p + g", "residual after"].includes(name));
   const shown = columns.map(([name, after, row], i) => ({
     head: after === null ? [name] : [`${name} `, piece(after)],
-    kind: name.startsWith("q") ? "q" : name === "e" ? null : "p", // e is no probability
-    row, whole: name === "p / e" ? Math.max(...row) : 1, decides: i >= first && about.rule !== null,
+    kind: name.startsWith("q") ? "q" : name === "g" ? null : "p", // g is no probability
+    row, shares: name === "log p + g" ? compare(row) : row, decides: i >= first && about.rule !== null,
   }));
   const deciding = shown.slice(first), others = shown.slice(0, first); // on a phone, these are out of sight
   const all = [...deciding, ...others.slice(0, 1), ...exits, ...others.slice(1)];
   const heads = all.map(({ head, kind, decides }) =>
     make("th", {}, make("span", { class: kind ?? "" }, ...head), ...(decides ? [" decides"] : [])));
-  const rows = ids.map((token, i) => make("tr", {}, make("td", {}, piece(token)), ...all.map(({ kind, row, whole, decides }) =>
-    make("td", { class: decides ? "decides" : "" }, ...(kind === null ? [] : [bar(kind, row[i] / whole)]), number(row[i])))));
+  const rows = ids.map((token, i) => make("tr", {}, make("td", {}, piece(token)), ...all.map(({ kind, row, shares, decides }) =>
+    make("td", { class: decides ? "decides" : "" }, ...(kind === null ? [] : [bar(kind, shares[i])]), number(row[i])))));
   at("tests").replaceChildren(make("table", {}, make("tr", {}, make("th", {}, "token"), ...heads), ...rows));
 }
 

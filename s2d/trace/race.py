@@ -60,7 +60,7 @@ def draw_race(pair: Pair, rounds: int = 9, tokens: int = 64) -> str:
             name = f"a{panel}-{step}"
             body += f'<g style="animation-name:{name}">'
             for text, exit_layer in zip(texts[step], steps[step].sources):
-                kind = "" if exit_layer is None else f' class="{colors[exit_layer].name}"'
+                kind = f' class="{colors[exit_layer].name}"' if exit_layer in colors else ""
                 for letter in text:
                     row, column = places.pop(0)
                     place = f'x="{left + WIDTH * column:.1f}" y="{92 + LINE * row}"'
