@@ -1,7 +1,6 @@
 """Sorted Speculative Decoding (S2D): one draft that holds several, exact verification."""
 
 from importlib import import_module
-from typing import Any
 
 __version__ = "0.1.0"
 # {a public name: the module that has it}
@@ -26,7 +25,7 @@ PUBLIC = {
 __all__ = list(PUBLIC)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a public name when it is asked for first, as PyTorch takes seconds."""
     if name not in PUBLIC:
         raise AttributeError(f"module 's2d' has no attribute {name!r}")

@@ -38,57 +38,50 @@ class NoCache:
 
 
 class LayerCache:
-    """What one layer is handed: the keys and values (1, G, capacity, D) of a ``KVCache``."""
+    """What one layer is handed: its keys and values (1, G, capacity, D) in a ``KVCache``."""
 
-    def __init__(self, cache: "KVCache") -> None:
-        self.cache = cache
-        self.keys = torch.empty(0)
-        self.values = torch.empty(0)
+    keys: Tensor
+    values: Tensor
+    length = 0  # of the entries, those of the pass that is being made included
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Keep the newest T keys and values (1, G, T, D); attend to all from q (1, H, T, D)."""
-        end, T = self.cache.length, k.shape[2]
-        self.keys.narrow(2, end - T, T).copy_(k)
-        self.values.narrow(2, end - T, T).copy_(v)
-        return attention(q, self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end), mask)
+        T = k.shape[2]
+        self.keys.narrow(2, self.length - T, T).copy_(k)
+        self.values.narrow(2, self.length - T, T).copy_(v)
+        keys = self.keys.narrow(2, 0, self.length)
+        values = self.values.narrow(2, 0, self.length)
+        return attention(q, keys, values, mask)
 
 
 class KVCache:
     """Keys and values of a range of layers. The first ``length`` entries are filled.
 
     An entry is forgotten by lowering ``length``. The accepted nodes of a tree are moved next to the
-    context. The memory grows when it must, to a quarter more than what is needed.
+    context. The memory grows when it must.
     """
 
     def __init__(
-        self,
-        layer_count: int,
-        heads: int,
-        head_dim: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        capacity: int = 0,
+        self, layer_count: int, heads: int, head_dim: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.length = 0
         # The heads of an entry lie together, so that new entries are written in one piece.
         self.keys = torch.empty((layer_count, 0, heads, head_dim), device=device, dtype=dtype)
         self.values = self.keys
-        self.layers = [LayerCache(self) for _ in range(layer_count)]
-        self.reserve(capacity)
-
-    def reserve(self, capacity: int) -> None:
-        """Have memory for so many entries."""
-        self.keys = enlarge(self.keys, capacity, self.length)
-        self.values = enlarge(self.values, capacity, self.length)
-        for layer, keys, values in zip(self.layers, self.keys, self.values):
-            layer.keys = keys.transpose(0, 1).unsqueeze(0)  # the same memory, (1, G, capacity, D)
-            layer.values = values.transpose(0, 1).unsqueeze(0)
+        self.layers = [LayerCache() for _ in range(layer_count)]
 
     def extend(self, T: int) -> None:
         """Count ``T`` new entries as filled: each layer is about to fill its own."""
-        if self.length + T > self.keys.shape[1]:
-            self.reserve((self.length + T) * 5 // 4)
-        self.length += T
+        end = self.length + T
+        if end > self.keys.shape[1]:
+            self.keys = enlarge(self.keys, end, self.length)
+            self.values = enlarge(self.values, end, self.length)
+            for layer, keys, values in zip(self.layers, self.keys, self.values):
+                layer.keys = keys.transpose(0, 1).unsqueeze(0)  # the same memory
+                layer.values = values.transpose(0, 1).unsqueeze(0)
+        self.length = end
+        for layer in self.layers:
+            layer.length = end
 
     def keep(self, n: int, entries: list[int]) -> None:
         """Keep the first ``n`` entries and, of the later ones, ``entries``.
@@ -102,14 +95,13 @@ class KVCache:
         move_up(self.values, n, entries)
 
 
-def enlarge(rows: Tensor, capacity: int, filled: int) -> Tensor:
-    """``rows`` (L, S, ...) in memory for ``capacity`` rows: the first ``filled`` of S are copied.
+def enlarge(rows: Tensor, needed: int, filled: int) -> Tensor:
+    """``rows`` (L, S, ...) with memory for ``needed`` rows and more; ``filled`` ones are copied.
 
+    A quarter more is reserved, so that a growing text is copied a few times and not at each step.
     With ``empty`` and not ``zeros``, a CPU takes memory only when something is written to it.
     """
-    larger = torch.empty(
-        (len(rows), capacity, *rows.shape[2:]), device=rows.device, dtype=rows.dtype
-    )
+    larger = rows.new_empty((len(rows), needed + needed // 4 + 64, *rows.shape[2:]))
     larger[:, :filled] = rows[:, :filled]
     return larger
 

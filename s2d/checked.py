@@ -7,7 +7,7 @@ to be waited for.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from math import inf
 from typing import Any
 
 import torch
@@ -19,6 +19,24 @@ from .rules import Prediction, Rule
 from .stats import Step
 from .tree import Proposal, Shape, Tree
 
+FLOATS = torch.float64, torch.float32, torch.float16, torch.bfloat16
+
+
+def has(value: Any, kind: str, *names: str) -> Any:
+    """``value``, if it has these members."""
+    for name in names:
+        if not hasattr(value, name):
+            raise ValueError(f"{kind} has {name}, unlike {short(value)}")
+    return value
+
+
+def whole(number: Any, what: str, low: int, high: float) -> int:
+    """The ``number``, if it is a plain int from ``low`` to ``high``."""
+    if type(number) is not int or not low <= number <= high:
+        expected = f"expected a whole number from {low} to {high}"
+        raise ValueError(f"{what}: {expected}, not {short(number)}")
+    return number
+
 
 def are_nodes(nodes: Any) -> bool:
     """Whether ``nodes`` are a list of plain ints: True and 1.0 would pass for node 1."""
@@ -29,23 +47,15 @@ class CheckedExit:
     """An exit that has a number, and predicts a row of logits for each node."""
 
     def __init__(self, exit_: Exit, vocab_size: int) -> None:
-        for name in ("exit_layer", "max_positions", "predict", "keep"):
-            if not hasattr(exit_, name):
-                raise ValueError(f"an exit has {name}, unlike {short(exit_)}")
-        self.exit = exit_
+        self.exit = has(exit_, "an exit", "exit_layer", "max_positions", "predict", "keep")
         self.vocab_size = vocab_size
-        self.exit_layer = exit_.exit_layer
-        self.max_positions = exit_.max_positions
-        if type(self.exit_layer) is not int or self.exit_layer < 0:
-            raise ValueError(
-                f"an exit's number is a whole one from 0, not {short(self.exit_layer)}"
-            )
-        if not isinstance(self.max_positions, int | float):
-            raise ValueError(
-                f"an exit's max_positions is a number, not {short(self.max_positions)}"
-            )
+        self.exit_layer = whole(exit_.exit_layer, "an exit's number", 0, inf)
+        self.max_positions = size = exit_.max_positions
+        if not isinstance(size, int | float):
+            raise ValueError(f"an exit's max_positions is a number, not {short(size)}")
 
     def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
+        tree = tree._replace(context=list(tree.context))  # a copy to work with
         prediction = self.exit.predict(tree, list(nodes))
         if not isinstance(prediction, Prediction):
             raise ValueError(f"an exit returns a Prediction, not {short(prediction)}")
@@ -60,26 +70,20 @@ class CheckedExit:
         return prediction
 
     def keep(self, step: Step) -> None:
-        copies = {"logits": step.logits.clone(), "hidden": step.hidden.clone()}
-        lists = {"accepted": list(step.accepted), "tokens": list(step.tokens)}
-        self.exit.keep(replace(step, **copies, **lists))
+        logits, hidden = step.logits.clone(), step.hidden.clone()
+        accepted, tokens = list(step.accepted), list(step.tokens)
+        self.exit.keep(Step(step.tree, logits, hidden, accepted, tokens))
 
     def end(self) -> None:
         if hasattr(self.exit, "end"):
             self.exit.end()
 
 
-FLOATS = torch.float64, torch.float32, torch.float16, torch.bfloat16
-
-
 class CheckedRule:
     """A rule that proposes tokens of the vocabulary, and accepts a path from the root down."""
 
     def __init__(self, rule: Rule, prunes: bool) -> None:
-        for name in ("exact", "propose", "verify"):
-            if not hasattr(rule, name):
-                raise ValueError(f"a rule has {name}, unlike {short(rule)}")
-        self.rule = rule
+        self.rule = has(rule, "a rule", "exact", "propose", "verify")
         self.exact = rule.exact
         self.prunes = prunes
 
@@ -105,29 +109,24 @@ class CheckedRule:
         for estimate in sum(probs, []):
             if not isinstance(estimate, int | float) or not estimate >= 0:
                 raise ValueError(f"a rule's estimates are numbers from 0, not {short(estimate)}")
-        if not isinstance(q, list | tuple) or len(q) not in (0, len(nodes)):
-            raise ValueError(f"a rule gives q for none or all of {len(nodes)} nodes")
-        if len(q) > 0 and self.prunes:
+        are_rows = isinstance(q, list | tuple) and len(q) in (0, len(nodes))
+        if not are_rows or not all(isinstance(row, Tensor) and row.shape == (size,) for row in q):
+            raise ValueError(f"a rule's q are {len(nodes)} tensors of {size}, not {short(q)}")
+        if q and self.prunes:
             raise ValueError("a rule that draws does not go with a shape that leaves nodes out")
-        if not all(isinstance(row, Tensor) and row.shape == (size,) for row in q):
-            raise ValueError(f"a rule's q are tensors of {size} probabilities, not {short(q)}")
         return proposal
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
         found = self.rule.verify(tree, logits.clone())
         if type(found) is not tuple or len(found) != 2 or not are_nodes(found[0]):
-            raise ValueError(
-                f"a rule verifies to (accepted nodes, bonus token), not {short(found)}"
-            )
+            raise ValueError(f"a rule verifies to (accepted nodes, bonus), not {short(found)}")
         accepted, bonus = found
         parent = 0
         for node in accepted:
             if node not in range(1, len(tree.tokens)) or tree.parents[node] != parent:
                 raise ValueError(f"a rule accepts a path from the root down, not {short(accepted)}")
             parent = node
-        if type(bonus) is not int or not 0 <= bonus < logits.shape[1]:
-            raise ValueError(f"a bonus token is one of {logits.shape[1]}, not {short(bonus)}")
-        return list(accepted), bonus
+        return list(accepted), whole(bonus, "a bonus token", 0, logits.shape[1] - 1)
 
 
 def are_lists(rows: Any, count: int) -> bool:
@@ -139,31 +138,20 @@ class CheckedShape:
     """A shape whose trees are not too large, and which sends the root, and others with parents."""
 
     def __init__(self, shape: Shape) -> None:
-        for name in ("depth", "prunes", "frontier", "width", "sent"):
-            if not hasattr(shape, name):
-                raise ValueError(f"a shape has {name}, unlike {short(shape)}")
-        self.shape = shape
-        self.depth = shape.depth
+        self.shape = has(shape, "a shape", "depth", "prunes", "frontier", "width", "sent")
+        self.depth = whole(shape.depth, "the depth of a tree", 1, MAX_NODES)
         self.prunes = bool(shape.prunes)
-        if type(self.depth) is not int or not 1 <= self.depth <= MAX_NODES:
-            raise ValueError(
-                f"tree: expected a depth from 1 to {MAX_NODES}, not {short(self.depth)}"
-            )
 
     def frontier(self, tree: Tree, leaves: list[int]) -> list[int]:
         nodes = self.shape.frontier(tree, list(leaves))
         if not are_nodes(nodes) or [leaf for leaf in leaves if leaf in nodes] != list(nodes):
             raise ValueError(f"a frontier is some of {short(leaves)} in order, not {short(nodes)}")
         grown = len(tree.tokens) + sum(self.width(tree, node) for node in nodes)
-        if grown > MAX_GROWN:
-            raise ValueError(f"tree: expected to grow to {MAX_GROWN} nodes at most, not {grown}")
+        whole(grown, "the nodes of a tree before it is cut", 1, MAX_GROWN)
         return list(nodes)
 
     def width(self, tree: Tree, node: int) -> int:
-        width = self.shape.width(tree, node)
-        if type(width) is not int or not 1 <= width <= MAX_NODES:
-            raise ValueError(f"tree: expected a width from 1 to {MAX_NODES}, not {short(width)}")
-        return width
+        return whole(self.shape.width(tree, node), "the width of a tree", 1, MAX_NODES)
 
     def sent(self, tree: Tree) -> list[int]:
         nodes = self.shape.sent(tree)
@@ -174,8 +162,5 @@ class CheckedShape:
             raise ValueError(f"nodes are sent in order, with their parents: not {short(nodes)}")
         if len(nodes) < count and not self.prunes:
             raise ValueError("a shape leaves nodes out, though it says that it does not prune")
-        if len(nodes) > MAX_NODES + 1:
-            raise ValueError(
-                f"tree: expected to send up to {MAX_NODES} nodes, not {len(nodes) - 1}"
-            )
+        whole(len(nodes) - 1, "the nodes of a tree", 0, MAX_NODES)
         return list(nodes)

@@ -6,6 +6,7 @@ the last token of the context.
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,15 +51,20 @@ class Decoder:
         self.limit = min(len(context) + options.max_new_tokens, size)
         self.ended = ""  # why the answer has ended, see ``Generation``
         self.stats = Stats([each.exit_layer for each in drafter.exits])
-        # Tells of each token but EOS whether the answer ends with it.
-        self.is_last = options.stop_at.begin() if options.stop_at is not None else never
-        self.cache = target.new_cache(capacity=self.limit)
-        # The target's hidden states of a long prompt, which is read before the first tree.
+        stop_at = options.stop_at
+        # This function is called with each token but EOS: does the answer end with it?
+        self.is_last = (lambda token: False) if stop_at is None else stop_at.begin()
+        self.cache = target.new_cache()
+        # Of a long prompt, for ``Step.hidden``: exits of your own may read it. The core does not.
         self.hidden_before = target.model.norm.weight.new_empty((0, target.config.hidden_size))
-        self.steps = self.decode()
 
     def __iter__(self) -> Iterator[Step]:
-        return self.steps  # after an error, or Ctrl-C within a step, there are no more
+        return self.steps
+
+    @cached_property
+    def steps(self) -> Iterator[Step]:
+        """One generator for all iterations: a step that was interrupted ends it."""
+        return self.decode()
 
     @torch.inference_mode()
     def decode(self) -> Iterator[Step]:
@@ -71,9 +77,8 @@ class Decoder:
             hidden, logits = self.run_target(tree)
             # 3. Verify: which path of the tree is accepted, and which token follows it?
             accepted, bonus = self.rule.verify(tree, logits)
-            tokens = [*(tree.tokens[node] for node in accepted), bonus]
             # 4. Emit: the tokens become a part of the context, up to the answer's end.
-            step = self.emit(tree, logits, hidden, accepted, tokens)
+            step = self.emit(tree, logits, hidden, accepted, bonus)
             # 5. Roll back: both models forget the nodes that are not on the path.
             self.roll_back(step)
             step.seconds = time.perf_counter() - began
@@ -86,13 +91,12 @@ class Decoder:
         self.read_long_prompt()
         n = len(self.context)
         # One position is for the bonus token. To draft level d, the draft reads n + d - 1 tokens.
-        depth = min(
-            self.options.shape.depth, self.limit - n - 1, self.drafter.max_positions - n + 1
-        )
+        shape = self.drafter.options.shape
+        depth = min(shape.depth, self.limit - n - 1, self.drafter.max_positions - n + 1)
         return self.drafter.grow(Tree.root(self.context), depth, self.rule)
 
     def read_long_prompt(self) -> None:
-        """Read a long prompt before the first tree, as the mask of both would be large."""
+        """Read a long prompt before the first tree: a mask of both would be large."""
         if len(self.context) - self.cache.length > MAX_UNREAD:
             tokens = to_device([self.context[:-1]], self.target.device)  # (1, T)
             hidden = self.target.embed(tokens)
@@ -117,15 +121,16 @@ class Decoder:
         return tokens, *positions_and_mask(read, n, tree.ancestors, device, self.target.dtype)
 
     def emit(
-        self, tree: Tree, logits: Tensor, hidden: Tensor, accepted: list[int], tokens: list[int]
+        self, tree: Tree, logits: Tensor, hidden: Tensor, accepted: list[int], bonus: int
     ) -> Step:
-        """Append the ``tokens`` to the context, up to the answer's end."""
+        """Append the new tokens to the context, up to the answer's end."""
+        tokens = self.new_tokens(tree, accepted, bonus)
         for count, token in enumerate(tokens, start=1):
             if token in self.target.config.eos_token_ids:
                 self.ended = "eos"
             elif self.is_last(token):
                 self.ended = "stop_at"
-            if self.ended:  # it may be inside of the accepted path
+            if self.ended:  # the last token may be inside of the accepted path
                 tokens, accepted = tokens[:count], accepted[:count]
                 break
         self.context += tuple(tokens)
@@ -135,6 +140,10 @@ class Decoder:
         hidden = torch.cat((self.hidden_before, hidden))
         self.hidden_before = self.hidden_before[:0]
         return Step(tree, logits, hidden, accepted, tokens)
+
+    def new_tokens(self, tree: Tree, accepted: list[int], bonus: int) -> list[int]:
+        """What a step emits. A subclass may emit other tokens (mcsd/roots.py)."""
+        return [*(tree.tokens[node] for node in accepted), bonus]
 
     def roll_back(self, step: Step) -> None:
         """Keep the context before the step and the accepted nodes in the caches of both models."""
@@ -170,8 +179,3 @@ class Decoder:
             exact=self.rule.exact,
             prompt_length=self.prompt_length,
         )
-
-
-def never(token: int) -> bool:
-    """Where nothing but EOS ends an answer."""
-    return False

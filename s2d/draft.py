@@ -15,10 +15,11 @@ from .cache import enlarge, move_up
 from .devices import to_device
 from .mask import MAX_UNREAD, ROOT_ALONE, positions_and_mask
 from .model import Llama
+from .options import Options
 from .rules import Prediction, Rule
 from .sampling import warp
 from .stats import Step
-from .tree import Shape, Tree
+from .tree import Tree
 
 
 class Exit(Protocol):
@@ -81,13 +82,13 @@ class LayerExit:
         """Run the segment on all that it has not read, up to ``nodes``; the previous one before."""
         context = tree.context
         if self.cache.length == len(context) - 1 + len(tree.expanded) + len(nodes):
-            return
+            return  # a later exit asks for what this one has just read
         if self.previous is not None:
             self.previous.read(tree, nodes)
-        while len(context) - self.cache.length > MAX_UNREAD:  # a long prompt is read in parts
+        while len(context) - self.cache.length > MAX_UNREAD:  # a mask has a row for each of them
             part = context[: self.cache.length + MAX_UNREAD]
             self.run(part, len(part), ROOT_ALONE)
-        expanded = [*tree.expanded, *nodes]  # ``nodes`` are [0] at first
+        expanded = [*tree.expanded, *nodes]  # in the order of their entries: the root is the first
         tokens = [*context, *(tree.tokens[node] for node in expanded[1:])]
         self.run(tokens, len(context), tree.ancestors[np.ix_(expanded, expanded)])
 
@@ -110,74 +111,52 @@ class LayerExit:
             hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
         )
         if end > self.hidden.shape[1]:
-            self.hidden = enlarge(self.hidden, capacity=end * 5 // 4, filled=start)
+            self.hidden = enlarge(self.hidden, end, start)
         self.hidden[:, start:end] = hidden
 
     def keep(self, step: Step) -> None:
         """Keep what was read of the accepted path. The rest is read later, as context."""
         n = len(step.tree.context)
-        expanded = [
-            step.tree.expanded[each] for each in step.accepted if each in step.tree.expanded
-        ]
-        entries = [n - 1 + place for place in expanded if n - 1 + place < self.cache.length]
+        places = step.tree.expanded  # by node, counted from the root's entry
+        entries = [n - 1 + places[node] for node in step.accepted if node in places]
+        entries = [entry for entry in entries if entry < self.cache.length]
         self.cache.keep(n, entries)
         move_up(self.hidden, n, entries)
 
 
 class SortedDraft:
-    """A draft of sorted exits, the cheapest first.
+    """A draft of sorted ``exits``, the cheapest first; ``eos_token_ids`` are the target's."""
 
-    Args:
-        exits: in the order in which they are asked.
-        thresholds: of all exits but the last: a confidence above it is enough.
-        shape: of the trees.
-        stop: a path whose estimated probability is lower is not continued.
-        eos_token_ids: of the target, which emits nothing after them.
-    """
-
-    def __init__(
-        self,
-        exits: Sequence[Exit],
-        thresholds: Sequence[float],
-        shape: Shape,
-        stop: float,
-        eos_token_ids: Sequence[int],
-    ) -> None:
+    def __init__(self, exits: list[Exit], options: Options, eos_token_ids: Sequence[int]) -> None:
         self.exits = exits
-        self.thresholds = thresholds
-        self.shape = shape
-        self.stop = stop
+        self.options = options
         self.eos_token_ids = eos_token_ids
-
-    @property
-    def max_positions(self) -> float:
-        """The length of the longest text that all exits can read."""
-        return min((each.max_positions for each in self.exits), default=math.inf)
+        self.max_positions = min((each.max_positions for each in exits), default=math.inf)
 
     def grow(self, tree: Tree, depth: int, rule: Rule) -> Tree:
         """Add levels to ``tree`` down to ``depth``; returns what the shape sends of it."""
+        shape = self.options.shape
         while tree.depth < depth:
-            leaves = tree.leaves(least=self.stop)
+            leaves = tree.leaves(least=self.options.stop)
             leaves = [leaf for leaf in leaves if tree.tokens[leaf] not in self.eos_token_ids]
-            nodes = self.shape.frontier(tree, leaves)
+            nodes = shape.frontier(tree, leaves)
             if not nodes:
                 break
             exit_, prediction = self.choose_exit(tree, nodes)
             if prediction.confidence == 0:
                 break  # it knows nothing
-            widths = [self.shape.width(tree, node) for node in nodes]
+            widths = [shape.width(tree, node) for node in nodes]
             proposal = rule.propose(tree, nodes, prediction, widths)
             tree = tree.add_level(nodes, proposal, exit_.exit_layer)
-        return tree.prune(self.shape.sent(tree))
+        return tree.prune(shape.sent(tree))
 
     def choose_exit(self, tree: Tree, nodes: Sequence[int]) -> tuple[Exit, Prediction]:
         """The first exit that is confident enough, or the last one.
 
         An exit is chosen before its tokens are drawn (see ``rules.Rejection``).
         """
-        *earlier, last = self.exits
-        for exit_, threshold in zip(earlier, self.thresholds):
+        for exit_, threshold in zip(self.exits[:-1], self.options.thresholds):
             prediction = exit_.predict(tree, nodes)
             if prediction.confidence > threshold:
                 return exit_, prediction  # the layers after this exit are not run
-        return last, last.predict(tree, nodes)
+        return self.exits[-1], self.exits[-1].predict(tree, nodes)

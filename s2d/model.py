@@ -184,11 +184,11 @@ class Llama(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.model.norm.weight.dtype
 
-    def new_cache(self, first: int = 0, end: int | None = None, capacity: int = 0) -> KVCache:
-        """An empty KV cache for layers first..end-1, with memory for ``capacity`` entries."""
+    def new_cache(self, first: int = 0, end: int | None = None) -> KVCache:
+        """An empty KV cache for layers first..end-1."""
         layers = len(self.model.layers[first:end])
         sizes = (layers, self.config.num_key_value_heads, self.config.head_dim)
-        return KVCache(*sizes, device=self.device, dtype=self.dtype, capacity=capacity)
+        return KVCache(*sizes, device=self.device, dtype=self.dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""

@@ -20,10 +20,9 @@ children. They are *expanded*: here 0, 1, 2, 3 and 5.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -45,38 +44,26 @@ class Proposal(NamedTuple):
     q: Sequence[Tensor] = ()  # R times (V,): what the children were drawn from, if they were drawn
 
 
-@dataclass(frozen=True, eq=False)
-class Tree:
+class Tree(NamedTuple):
     """The tree of one step. Nothing in it changes: whatever adds nodes makes a new tree."""
 
     context: tuple[int, ...]  # the text before the drafted nodes
     tokens: tuple[int, ...]  # by node, as are the next four
-    parents: tuple[int, ...]
-    depths: tuple[int, ...]
-    probs: tuple[float, ...]  # the product of the estimates for the tokens on the path
-    exit_layers: tuple[int, ...]  # the number of layers before the exit that drafted it, or TARGET
-    ancestors: np.ndarray  # (N+1, N+1): row i has node i and its ancestors
+    parents: tuple[int, ...] = (NO_PARENT,)
+    depths: tuple[int, ...] = (0,)
+    probs: tuple[float, ...] = (1.0,)  # the product of the estimates for the tokens on the path
+    exit_layers: tuple[int, ...] = (TARGET,)  # the exit that drafted it, by its number of layers
+    ancestors: np.ndarray = ROOT_ALONE  # (N+1, N+1): row i has node i and its ancestors
     # By node, the distribution (V,) that its children were drawn from, if they were drawn.
-    q: Mapping[int, Tensor]
-    # By node that was given children, its place in the draft's caches, counted from the root's.
-    expanded: Mapping[int, int]
-    depth: int  # the number of levels that were drafted
+    q: Mapping[int, Tensor] = NOTHING
+    # Of nodes that were given children: their place in the draft's caches, the root's being 0.
+    expanded: Mapping[int, int] = NOTHING
+    depth: int = 0  # the number of levels that were drafted
 
     @classmethod
     def root(cls, context: Sequence[int]) -> "Tree":
         """The tree after a ``context`` (ids) that has no drafted node yet."""
-        return cls(
-            context=tuple(context),
-            tokens=(context[-1],),
-            parents=(NO_PARENT,),
-            depths=(0,),
-            probs=(1.0,),
-            exit_layers=(TARGET,),
-            ancestors=ROOT_ALONE,
-            q=NOTHING,
-            expanded=NOTHING,
-            depth=0,
-        )
+        return cls(tuple(context), tokens=(context[-1],))
 
     def leaves(self, least: float) -> list[int]:
         """The nodes of the last level whose paths have a probability of ``least`` or more."""
@@ -93,17 +80,17 @@ class Tree:
             parents += [parent] * len(children)
             # By rounding, an estimate may be above 1. No child is more probable than its parent.
             probs += [self.probs[parent] * min(estimate, 1.0) for estimate in estimates]
-        first = len(self.expanded)
+        places = range(len(self.expanded), len(self.expanded) + len(nodes))
         return Tree(
             context=self.context,
-            tokens=(*self.tokens, *tokens),
-            parents=(*self.parents, *parents),
-            depths=(*self.depths, *[self.depth + 1] * len(tokens)),
-            probs=(*self.probs, *probs),
-            exit_layers=(*self.exit_layers, *[exit_layer] * len(tokens)),
+            tokens=self.tokens + tuple(tokens),
+            parents=self.parents + tuple(parents),
+            depths=self.depths + (self.depth + 1,) * len(tokens),
+            probs=self.probs + tuple(probs),
+            exit_layers=self.exit_layers + (exit_layer,) * len(tokens),
             ancestors=add_nodes(self.ancestors, parents),
-            q=MappingProxyType({**self.q, **dict(zip(nodes, proposal.q))}),
-            expanded=MappingProxyType(self.expanded | dict(zip(nodes, count(first)))),
+            q=MappingProxyType(self.q | dict(zip(nodes, proposal.q))),
+            expanded=MappingProxyType(self.expanded | dict(zip(nodes, places))),
             depth=self.depth + 1,
         )
 
@@ -112,16 +99,19 @@ class Tree:
         if len(kept) == len(self.tokens):
             return self
         number = {node: new for new, node in enumerate(kept)}
-        return replace(
-            self,
+        ancestors = self.ancestors[np.ix_(kept, kept)]
+        ancestors.flags.writeable = False
+        return self._replace(
             tokens=tuple(self.tokens[node] for node in kept),
             parents=tuple(number.get(self.parents[node], NO_PARENT) for node in kept),
             depths=tuple(self.depths[node] for node in kept),
             probs=tuple(self.probs[node] for node in kept),
             exit_layers=tuple(self.exit_layers[node] for node in kept),
-            ancestors=self.ancestors[np.ix_(kept, kept)],
-            q=MappingProxyType(renumbered(self.q, number)),
-            expanded=MappingProxyType(renumbered(self.expanded, number)),
+            ancestors=ancestors,
+            q=MappingProxyType({number[node]: self.q[node] for node in kept if node in self.q}),
+            expanded=MappingProxyType(
+                {number[node]: self.expanded[node] for node in kept if node in self.expanded}
+            ),
         )
 
     def children(self, parent: int) -> list[int]:
@@ -138,15 +128,11 @@ class Tree:
         return [len(self.context) + self.depths[node] for node in nodes]
 
 
-def renumbered(by_node: Mapping[int, Any], number: Mapping[int, int]) -> dict[int, Any]:
-    return {number[node]: value for node, value in by_node.items() if node in number}
-
-
 class Shape(Protocol):
     """How a tree grows: ``FixedShape``, ``GrowingShape``, or an object of your own."""
 
     depth: int  # the number of levels below the root
-    prunes: bool  # whether ``sent`` may leave nodes out; children are then chosen and not drawn
+    prunes: bool  # whether ``sent`` may leave nodes out (then ``rules.Rejection`` chooses)
 
     def frontier(self, tree: Tree, leaves: list[int]) -> list[int]:
         """Which of the ``leaves``, nodes of the last level, get children: in ascending order."""

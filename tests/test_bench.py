@@ -4,18 +4,18 @@ import json
 import re
 import shutil
 import time
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, product
 from types import SimpleNamespace
 
 import pytest
+import torch
 from helpers import ROOT, WEIGHTS, change_json, program, raises_line, refuses
 
+from s2d import generate, load_model
 from s2d.bench import __main__ as bench
-from s2d.bench import compare, measure, methods, peers, specbench, tables
-from s2d.bench.measure import Record, Turn
-from s2d.decoder import Stats
+from s2d.bench import compare, figures, measure, methods, peers, specbench, tables
+from s2d.bench.figures import Record, Turn
 from s2d.train import corpus
 
 SMALL = "--target 7b --limit 1 --rounds 1 --max-new-tokens 4".split()
@@ -82,9 +82,12 @@ def test_no_method_always_follows_the_same_one():
     assert all(len({a for a, b in before if a != b == name}) >= 4 for name in names)
 
 
-def record(method, group, number, tokens, seconds, generation=None):
-    turn = Turn([], [5] * tokens, seconds, generation)
-    return Record(number, method, {"group": group}, [turn])
+def record(method, group, number, tokens, seconds, steps=()):
+    """Of ``steps``, each as a pair of drafted levels and accepted tokens."""
+    stats = SimpleNamespace(steps=len(steps), draft_levels=sum(levels for levels, _ in steps))
+    stats.accepted_tokens = sum(accepted for _, accepted in steps)
+    turn = Turn([], [5] * tokens, seconds, SimpleNamespace(stats=stats) if steps else None)
+    return Record(number, method, 0, {"group": group}, [turn])
 
 
 def test_speedups_are_medians_of_ratios_within_a_round():
@@ -92,39 +95,71 @@ def test_speedups_are_medians_of_ratios_within_a_round():
     records = []
     for number, slow in ((1, 1.0), (2, 3.0), (3, 1.0)):
         for group, gain in (("qa", 2.0), ("rag", 1.0)):
+            seconds = slow / gain + (number == 3)  # one slow round
             records.append(record("ar", group, number, 10, slow))
-            records.append(record("s2d", group, number, 10, slow / gain))
-    records.append(record("s2d", "rag", 3, 0, 1.0))  # one slow answer in the third round
-    columns = tables.Comparison("", records).by_group
-    speedups = {group: column["s2d"]["speedup"] for group, column in columns.items()}
+            records.append(record("s2d", group, number, 10, seconds))
+    columns = tables.Comparison("", records, {}).by_group
+    speedups = {group: column["s2d"]["speedup"].value for group, column in columns.items()}
     assert speedups == pytest.approx({"qa": 2.0, "rag": 1.0, "overall": 4 / 3})
 
 
 def test_what_a_table_measures():
-    """The best single exit is chosen in each column, and a mean is one of all columns' figures."""
-    made = {}
-    for name, method in {"ar": "ar", "two": "sd", "three": "sd", "s2d": "s2d"}.items():
-        stats = Stats([4] * 5, Counter({12: 3, 6: 9}), draft_levels=20, accepted_tokens=15)
-        made[name] = SimpleNamespace(stats=stats, plan=SimpleNamespace(method=method))
+    """The best and the worst exit are those of a column; a mean is one of all columns' figures.
+
+    A method that is no preset, or was not asked for as s2d, is compared with no exit.
+    """
     records = []
+    presets = {"ar": "ar", "two": "sd", "three": "sd", "s2d": "s2d"}
+    options = {name: SimpleNamespace(method=method) for name, method in presets.items()}
     for group, seconds in {"qa": (4.0, 2.0, 1.0, 1.0), "rag": (4.0, 1.0, 2.0, 1.6)}.items():
-        for name, each in zip(made, seconds):
-            records.append(record(name, group, 1, 20, each, made[name]))
-        records.append(record("peer", group, 1, 20, 8.0))
-    columns = tables.Comparison("", records).by_group
-    found = {"speedup": 2.5, "accepted": 0.75, "mat": 4.0, "needs": 1.6, "of best exit": 0.625}
-    assert columns["rag"]["s2d"] == found and columns["rag"]["peer"] == {"speedup": 0.5}
-    columns["mean"] = tables.mean_column([columns["qa"], columns["rag"]])
+        for name, each in zip(presets, seconds):
+            records.append(record(name, group, 1, 20, each, [(4, 3)] * 5))
+        records.append(record("own", group, 1, 20, 8.0))
+    columns = tables.Comparison("", records, options).by_group
+    found = {measure: figure.value for measure, figure in columns["rag"]["s2d"].items()}
+    expected = {"speedup": 2.5, "accepted": 0.75, "mat": 4.0, "needs": 1.6}
+    assert found == expected | {"of best exit": 0.625, "of worst exit": 1.25}
+    assert [*columns["rag"]["own"]] == ["speedup"] and columns["rag"]["own"]["speedup"].value == 0.5
+    columns = {group: columns[group] for group in ("qa", "rag")}
+    columns["mean"] = figures.mean_column([*columns.values()])
     shown = tables.table("legend", columns, tables.MEASURES).splitlines()[2:]
-    cells = "4.00 / 4.00 / 1.00 | 2.50 / 4.00 / 0.62 | 3.08 / 4.00 / 1.15 | 3.25 / 4.00 / 0.81"
-    assert shown[5] == f"| s2d   | {cells} |"
+    assert shown[5] == "| s2d   | 4.00 / 4.00 | 2.50 / 4.00 | 3.25 / 4.00 |"
     assert len({len(line) for line in shown}) == 1  # aligned
+    ratios = tables.table("legend", columns, tables.OF_EXITS).splitlines()[4:]
+    assert ratios == ["| s2d | 1.00 / 2.00 | 0.62 / 1.25 | 0.81 / 1.62 |"]
+
+
+def test_a_spread_is_the_standard_error_over_questions_and_paired_between_methods():
+    """Questions differ by much, and gains by little: next to "ar" only the gains count."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = torch.randint(1, 9, (64,), generator=generator).tolist()
+    gains = (2 + torch.rand(64, generator=generator)).tolist()
+    records = []
+    for number in (1, 2):
+        for size, gain in zip(sizes, gains):
+            records.append(record("ar", "qa", number, 10 * size, size**2, [(0, 0)] * 10 * size))
+            steps = [(1, 1)] * size
+            records.append(record("s2d", "qa", number, 10 * size, size**2 / gain, steps))
+            records.append(record("half", "qa", number, 10 * size, 2 * size**2))
+    columns = tables.Comparison("", records, {}).by_group
+    cell = columns["overall"]["s2d"]
+    # By the delta method, for a ratio of sums.
+    times = torch.tensor([size**2 / gain for size, gain in zip(sizes, gains)])
+    ratio = sum(size**2 for size in sizes) / times.sum()
+    residuals = torch.tensor([size**2.0 for size in sizes]) - ratio * times
+    error = residuals.std() * len(sizes) ** 0.5 / times.sum()
+    assert cell["speedup"].value == pytest.approx(ratio.item())
+    assert cell["speedup"].spread == pytest.approx(error.item(), rel=0.15)
+    assert cell["mat"].spread == columns["overall"]["half"]["speedup"].spread == 0.0
+    assert f"{cell['mat']:.2f}" == "10.00 ±0.00"
+    one = tables.Comparison("", records[:3], {}).by_group["qa"]["s2d"]["speedup"]
+    assert one.spread is None and f"{one:.2f}" == f"{gains[0]:.2f}"
 
 
 def test_the_whole_command(questions, tmp_path, capsys):
     """With transformers, files of results and answers, and a picture."""
     options = ["--methods", "s2d", "sd:exits=2", "sd:exits=3", "--hf", "--check"]
-    options += ["--questions", questions, "--temperature", "0,1"]
+    options += ["--questions", questions, "--temperature", "0,1", "--top-k", "500", "--seed", "7"]
     files = ["--plot", tmp_path / "speed.svg", "--out", tmp_path / "out"]
     assert program(bench.main, *SMALL, *options, *files) == 0
     output = capsys.readouterr().out
@@ -133,7 +168,8 @@ def test_the_whole_command(questions, tmp_path, capsys):
     settings = [f"{assisted}:tokens={n}:threshold={p:g}" for n, p in peers.SETTINGS]
     each = [*ours, "transformers", "transformers look-up", *settings]
     rows = [name.strip() for name in re.findall(r"^\| (\w[^|]+) \| [\d.]+ ", output, re.M)]
-    assert rows == 4 * each  # at both temperatures, of both, and the means
+    # At both temperatures, and of both: speeds; and s2d next to single exits.
+    assert rows == 3 * [*each, "s2d"]
     for temperature, method in product((0, 1), ours[1:]):
         assert f"7b T={temperature} {method}: 0 answers differ from those of ar" in output
     assert (tmp_path / "speed.svg").read_text().count("<path") > len(each)
@@ -144,9 +180,17 @@ def test_the_whole_command(questions, tmp_path, capsys):
     assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
     found = json.loads((tmp_path / "out/results.json").read_text())
     assert found["machine"]["processor"] and found["arguments"]["check"] is True
+    assert "--top-k 500" in found["command"] and len(found["commit"]) >= 40
     last = found["comparisons"][1]
     assert last["title"] == "7b T=1" and last["options"]["sd:exits=2"]["exits"] == [2]
     assert len(last["answers"]) == len(each) * 2 and [*last["by_group"]["qa"]] == each
+    # An answer can be made again from what the file says of it.
+    [answer] = [a for a in last["answers"] if a["method"] == "s2d" and len(a["turns"]) == 2]
+    settings = {name: last["options"]["s2d"][name] for name in ("method", "temperature", "top_k")}
+    settings |= {"seed": answer["seed"], "max_new_tokens": 4}
+    models = load_model(WEIGHTS / "mini-7b"), load_model(WEIGHTS / "mini-draft")
+    again = generate(models[0], answer["turns"][1]["prompt"], models[1], **settings)
+    assert again.tokens == answer["turns"][1]["tokens"] and settings["top_k"] == 500
     refuses(bench.main, capsys, "is there already", *SMALL, "--plot", tmp_path / "speed.svg")
 
 
@@ -158,6 +202,8 @@ def test_what_cannot_be_measured_is_refused_before_models_are_loaded(capsys, mon
         (["--methods", "s2d:decision=nowhere"], "no decision model at nowhere"),
         (["--methods", "s2d:speed=9"], "method s2d:speed=9: unrecognized arguments: --speed=9"),
         (["--temperature", "1,-1"], "temperature: expected a number"),
+        (["--top-p", "2"], "top_p: expected a number"),
+        (["--rounds", "1000000000000"], "--rounds: expected a whole number"),
         (["--out", WEIGHTS / "README.md/out"], "out cannot be written"),
         (["--plot", "bars"], "--plot writes .svg, .png or .pdf, and not bars"),
     ):
@@ -180,36 +226,50 @@ def test_what_cannot_be_measured_costs_no_other_figure(tmp_path, capsys):
 
 
 def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
-    """As the README does, and with a function that is called for the options of each answer."""
+    """As the README does: with an exit, a shape and a rule of one's own, and all of it as JSON."""
     monkeypatch.chdir(ROOT)
     [block] = re.findall(r"```python\n(.*?)```", (ROOT / "s2d/bench/README.md").read_text(), re.S)
-    names, called = {}, []
+    assert len([line for line in block.splitlines() if line]) <= 32
+    names = {}
     exec(block, names)
-    rows = re.findall(r"^\| (\w+) +\| 1?\d", capsys.readouterr().out, re.M)
+    out, error = capsys.readouterr()
+    rows = re.findall(r"^\| (\w+) +\| 1?\d", out, re.M)
     assert rows[:3] == ["ar", "s2d", "own"]
-    prompts = [*names["prompts"], tokenizer.encode_chat(["Why is that so?"])]
-    models = names["target"], names["draft"], prompts
-
-    def fresh():
-        called.append(True)
-        return {"method": "sd", "exits": [3]}
-
-    runs = {"s2d": {}, "fresh": fresh}
-    found = compare(*models, runs, rounds=2, temperature=1.0, max_new_tokens=8)
-    assert len(found.records) == 2 * 2 * 3 and len(called) == 2 * 2 + 1  # and a warm-up
-    assert found.acceptance["fresh"]["num_accepted_draft_tokens"] > 0
-    raises_line(compare, ValueError, "unknown option", *models, {"x": {"exit": [2]}})
+    found = json.loads(names["text"])
+    assert found["options"]["own"]["exits"] == ["Repeat", 2, 3]
+    assert (found["options"]["own"]["tree"], found["options"]["own"]["rule"]) == ("Fork", "cold")
+    assert "of best exit" not in found["by_group"]["overall"]["own"]
+    models = names["target"], names["draft"]
+    questions = [{"turns": ["Give me 3 tips.", "And the first?"], "group": "qa"}]
+    questions += [tokenizer.encode_chat(["Why is that so?"])]
+    own = {"s2d": {"method": "s2d"}, "three": {"method": "sd", "exits": [3]}}
+    common = {"temperature": 1.0, "max_new_tokens": 8}
+    compared = [
+        compare(*models, questions, own, 2, tokenizer, quiet=True, seed=seed, **common)
+        for seed in (0, 0, 5)
+    ]
+    one, again, other = [[r.turns[0].tokens for r in each.records] for each in compared]
+    assert one == again != other
+    found = compared[0]
+    assert len(found.records) == 2 * 2 * 3 and [*found.by_group] == ["qa", "overall"]
+    assert [len(record.turns) for record in found.records[:4:3]] == [2, 1]
+    assert found.by_group["qa"]["s2d"].keys() >= {"of best exit", "of worst exit"}
+    assert found.acceptance["three"]["num_accepted_draft_tokens"] > 0
+    raises_line(compare, ValueError, "exit", *models, questions, {"x": {"exit": [2]}})
+    raises_line(compare, ValueError, "need a tokenizer", *models, questions, {})
 
 
 def test_check_finds_other_texts_and_exits_with_1(questions, monkeypatch, capsys):
     """What is planted is a wrong token. Rejection sampling above T = 0 is left out."""
-    run = measure.generate
+    make = measure.make_decoder
 
-    def wrong(*arguments, **options):
-        made = run(*arguments, **options)
-        return made if made.plan.method == "ar" else replace(made, tokens=[*made.tokens[:2], 99])
+    def wrong(target, prompt, draft, options):
+        made = make(target, prompt, draft, options).run()
+        if options.method != "ar":
+            made = replace(made, tokens=[*made.tokens[:2], 99])
+        return SimpleNamespace(run=lambda: made)
 
-    monkeypatch.setattr(measure, "generate", wrong)
+    monkeypatch.setattr(measure, "make_decoder", wrong)
     arguments = [*SMALL, "--methods", "s2d", "s2d:rejection", "--questions", questions, "--check"]
     arguments += ["--temperature", "0,1"]
     assert program(bench.main, *arguments) == 1

@@ -17,7 +17,8 @@ import run
 from s2d import Tokenizer
 from s2d.checkpoint.config import read_folder
 from s2d.checkpoint.tokenizer import TextStream
-from s2d.cli.program import run_program
+from s2d.cli.answer import choose, read_lines
+from s2d.cli.ending import run_program
 from s2d.decoder import Decoder
 from s2d.ngram.datastore import save_datastore
 from s2d.pair import names
@@ -55,31 +56,32 @@ def test_stdin_and_json(capsys, monkeypatch):
 
 DECIDED = {
     "--method ar": dict(method="ar", exits=()),
-    "--exits 2,4 --thresholds 1,0": dict(exits=(2, 4), thresholds=(1.0, 0.0)),
-    "--exits 0,1,2,4": dict(thresholds=(0.9, 0.5, 0.6, 0.0)),
-    "--exits 2,3,4": dict(thresholds=(0.6, 0.5, 0.0)),  # 0 would hide the exit after it
-    "--draft-length 2 --stop 0.5": dict(tree=FixedShape((1, 1)), stop=0.5),
-    "--method mcsd --tree 3,1": dict(method="mcsd", exits=(3,), tree=FixedShape((3, 1))),
-    "--method s2d-tree --tree 3x2x5": dict(method="s2d-tree", tree=GrowingShape(3, 2, 5)),
+    "--exits 2,4 --thresholds 1,0": dict(exits=(2, 4), thresholds=(1.0,)),
+    "--exits 0,1,2,4": dict(thresholds=(0.9, 0.5, 0.6)),
+    "--exits 2,3,4": dict(thresholds=(0.6, 0.5)),
+    "--draft-length 2 --stop 0.5": dict(shape=FixedShape((1, 1)), stop=0.5),
+    "--method mcsd --tree 3,1": dict(method="mcsd", exits=(3,), shape=FixedShape((3, 1))),
+    "--method s2d-tree --tree 3x2x5": dict(method="s2d-tree", shape=GrowingShape(3, 2, 5)),
     "--rejection --init target": dict(rule="rejection", init="target"),
     "--paper": dict(rule="rejection", stop=0.0),
     "--paper --stop 0.5": dict(rule="rejection", stop=0.5),
     "--temperature 1.5 --seed 3": dict(temperature=1.5, seed=3),
     "--top-p 0.5 --top-k 3": dict(top_p=0.5, top_k=3),
-    "": dict(method="s2d", exits=(2, 3), tree=FixedShape((1,) * 12), rule="noise"),
+    "": dict(method="s2d", exits=(2, 3), shape=FixedShape((1,) * 12), rule="noise"),
 }
 
 
 @pytest.mark.parametrize("line", DECIDED)
 def test_what_is_asked_for_is_decided(line):
-    decided = run.load(run.parse(["--target", "7b", *line.split()])).plan.as_dict()
+    choice = choose(run.parse(["--target", "7b", *line.split()]))
+    decided = vars(choice.options)
     assert decided | DECIDED[line] == decided
 
 
 def chosen(target, *words):
-    pair = run.load(run.parse(["--target", *map(str, (target, *words))]))
-    draft = pair.found.draft and pair.found.draft.path
-    return draft, pair.found.datastore, pair.plan.exits == (0,)
+    choice = choose(run.parse(["--target", *map(str, (target, *words))]))
+    draft = choice.found.draft and choice.found.draft.path
+    return draft, choice.found.datastore, choice.options.exits == (0,)
 
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
@@ -92,7 +94,7 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
     assert names.find_target("7b") == target
     assert chosen(target) == (tmp_path / "vicuna-draft", None, False)
     with pytest.raises(ValueError, match="--examples are for the miniatures"):
-        run.read_lines(run.parse(["--target", str(target), "--examples"]))
+        read_lines(run.parse(["--target", str(target), "--examples"]))
 
 
 def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path):
@@ -146,15 +148,13 @@ def test_many_prompts_at_once(tmp_path, capsys):
     out, error = capsys.readouterr()
     answers = list(map(json.loads, out.splitlines()))
     assert [answer["line"] for answer in answers] == [1, 4, 5]
-    assert error.splitlines()[-2].startswith("line 3: the prompt has ")
-    count = sum(len(answer["tokens"]) for answer in answers)
-    assert error.splitlines()[-1].startswith(f"{count} tokens in ")
+    assert error.splitlines()[-1].startswith("line 3: the prompt has ")
     for seed, many in zip((5, 7, 8), answers):
         prompt = prompts[many["line"] - 1]
         answer = run_json(capsys, *common, "--prompt", prompt, "--seed", seed)
         answer.pop("stats")
         assert answer == {name: many[name] for name in answer} and many["prompt"] == prompt
-    examples = run.read_lines(run.parse(["--target", "13b", "--examples"]))
+    examples = read_lines(run.parse(["--target", "13b", "--examples"]))
     assert examples == list(enumerate(names.MINIATURE_PROMPTS, start=1))
 
 
@@ -200,7 +200,8 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch,
         assert capsys.readouterr().out == shown * 2 + "\n"
 
 
-MISTAKES = {
+DECISION = WEIGHTS / "mini-draft/decision-7b.safetensors"
+MISTAKES = {  # all are found before a model is loaded, so that nothing else is said
     "--tree 6x4": "argument --tree: expected widths, such as 4,2,2,1",
     "--raw --system x": "need a chat template",
     "--template-option thinking": "expected NAME=VALUE, got 'thinking'",
@@ -215,7 +216,19 @@ MISTAKES = {
     "--stop END": "argument --stop: invalid float value: 'END'",
     "--top-p 0": "run.py: --top-p: expected a number from 1e-06 up to 1, not 0.0",
     "--thresholds a": "argument --thresholds: expected one, or several with commas",
-    "--tmperature 1": "unrecognized arguments: --tmperature 1; --tmperature: did you mean --temp",
+    "--tmperature 1": "unrecognized arguments: --tmperature 1",
+    "--target=": "argument --target: expected a name, got ''",
+    "--trace=": "argument --trace: expected a name, got ''",
+    "--draft-length 5 --tree 2,2": "argument --tree: not allowed with argument --draft-length",
+    "--tree 2,0": "argument --tree: expected widths, such as 4,2,2,1",
+    "--examples --batch 1025": "--batch: expected a whole number from 1 to 1024, got 1025",
+    "--exits 2,9": "run.py: --exits [2, 9]: the draft has 4 layers",
+    "--prompts /proc/self/mem": "run.py: /proc/self/mem: Input/output error",
+    "--prompt half:\udcff": "a text is not valid UTF-8, at its character 5",
+    f"--prompt {600 * 'word.'}": "the prompt has ",
+    "--interactive --template-option think=0": "it has no options",
+    f"--exits 0,2 --decision {DECISION}": "run.py: --decision: expected exits with layers",
+    f"--draft 13b --decision {DECISION}": "run.py: --decision: expected a model for ",
 }
 
 
@@ -232,13 +245,13 @@ def test_what_a_program_raises_becomes_an_exit_code(monkeypatch, capsys):
         (ValueError(CONTROLS), 2, f"run.py: {VISIBLE}\n"),
         (ModuleNotFoundError("No module named 'x'"), 2, "run.py: No module named 'x'\n"),
     ):
-        assert run_program("run.py", Mock(side_effect=error)) == code
+        assert run_program("run.py", Mock(side_effect=error), []) == code
         assert capsys.readouterr().err == message
     monkeypatch.setattr("sys.stderr", None)  # 2>&-
-    assert run_program("run.py", Mock(side_effect=ValueError("x"))) == 2
+    assert run_program("run.py", Mock(side_effect=ValueError("x")), []) == 2
     assert capsys.readouterr().out == ""
     with pytest.raises(RuntimeError, match="a fault of ours"):
-        run_program("run.py", Mock(side_effect=RuntimeError("a fault of ours")))
+        run_program("run.py", Mock(side_effect=RuntimeError("a fault of ours")), [])
 
 
 def interrupt(monkeypatch, step):
@@ -269,7 +282,7 @@ def test_a_conversation_goes_on_after_ctrl_c_and_what_it_cannot_answer(monkeypat
 
 def test_a_reader_who_has_enough_is_met_with_silence():
     answer = "lambda: print('answer' * 99999)"
-    code = f"import sys; from s2d.cli.program import *; sys.exit(run_program('run.py', {answer}))"
+    code = f"import sys; from s2d.cli.ending import *; sys.exit(run_program('run.py', {answer}))"
     line = shlex.join([sys.executable, "-c", code])
     shell = ["bash", "-o", "pipefail", "-c", f"{line} | head -c 6"]
     done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True)

@@ -12,6 +12,7 @@ from s2d.cli import terminal
 from s2d.cli.colors import COLORS
 from s2d.cli.terminal import compare_speed, report, stream
 from s2d.generation import generate, start
+from s2d.tree import TARGET
 
 QUESTION = "Tell me two things about Tadastan: its capital and its main export."
 
@@ -24,12 +25,12 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypa
     # The draft's own exits come first, in its order.
     expected_colors = dict(zip((2, 3, *(set(exits) - {2, 3})), COLORS))
     models = {"target": mini("mini-7b"), "draft": mini("mini-draft")}
-    pair = SimpleNamespace(tokenizer=tokenizer, plan=generation.plan, **models)
+    pair = SimpleNamespace(tokenizer=tokenizer, options=generation.options, **models)
     steps, expected, ids = list(generation), [], []
     for step in steps:
         for exit, token in zip(step.sources, step.tokens):
             before, ids = tokenizer.decode(ids), [*ids, token]
-            color = "" if exit is None else str(expected_colors[exit].ansi)
+            color = "" if exit == TARGET else str(expected_colors[exit].ansi)
             expected += [(color, letter) for letter in tokenizer.decode(ids)[len(before) :]]
     stream(steps, pair)
     assert "\033" not in capsys.readouterr().out
@@ -54,7 +55,7 @@ def test_acceptance_is_what_the_steps_say(options):
     exits = {"exits": [1, 2, 4], "thresholds": [0.6, 0.5, 0.0], "max_new_tokens": 60}
     decoder = start(target, [1, 2, 3], draft, temperature=1.0, seed=4, **exits, **options)
     steps = [step for step in decoder if step.tree.depth]
-    found = decoder.stats.acceptance(decoder.plan.exits)
+    found = decoder.stats.acceptance()
     lengths = [len(step.accepted) for step in steps]
     assert found["num_spec_steps"] == len(steps) > 5
     assert found["num_draft_tokens"] == sum(len(step.tree.tokens) - 1 for step in steps)
@@ -84,8 +85,8 @@ def test_the_comparison_takes_turns(monkeypatch):
     turns = []
 
     def speed_of(generation):
-        turns.append(generation.plan.method)
-        return 1.0 if generation.plan.method == "ar" else 2.0
+        turns.append(generation.options.method)
+        return 1.0 if generation.options.method == "ar" else 2.0
 
     monkeypatch.setattr(terminal, "speed_of", speed_of)
     target = random_llama(1, eos_token_ids=())
@@ -94,3 +95,10 @@ def test_the_comparison_takes_turns(monkeypatch):
     assert turns == ["ar", "s2d"] * 5
     turns = "(median of 5 runs of up to 20 tokens)"
     assert line.endswith(f"2.00 times as fast as the target alone {turns}")
+
+
+def test_the_report_of_the_target_alone_names_no_shape():
+    target = random_llama(1, eos_token_ids=())
+    alone = generate(target, [3, 1], method="ar", max_new_tokens=2)
+    last = report(alone, SimpleNamespace(target=target, draft=None)).splitlines()[-1]
+    assert last == "method         ar, lossless"

@@ -16,11 +16,11 @@ from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..checkpoint.tokenizer_model import SentencePieceModel
 from ..model import Llama
+from .figures import Record, by_method
 from .measure import compare_methods
 from .methods import choose_default, load_methods
 from .peers import as_transformers, run_peer
 from .specbench import corpus_questions
-from .tables import Record, by_method
 
 TEXTS = (
     "Hello world",
@@ -31,7 +31,7 @@ TEXTS = (
 ALLOWED = 1e-9
 
 
-def compare_with_transformers(args: Namespace) -> int:
+def main(args: Namespace) -> int:
     """Print a line for each comparison; 1 if one found a fault, else 0."""
     chosen = {name: choose_default(name, args) for name in args.target}
     questions = corpus_questions(args.limit, turns=1)
@@ -60,12 +60,10 @@ def show(what: str, found: str, right: bool) -> bool:
 
 def compare_tokenizers(ours: Tokenizer) -> bool:
     """Ids of texts; those of a tokenizer that transformers reads here, too, are not compared."""
-    if not isinstance(ours.model, SentencePieceModel):
-        tell("the tokenizer is not compared, as transformers itself reads it here")
-        return True
-    if not (ours.folder / "tokenizer_config.json").is_file():
-        # transformers then guesses, and adds neither BOS nor the space before a text.
-        tell("the tokenizer is not compared, as there is no tokenizer_config.json")
+    # Without the file transformers guesses, and adds neither BOS nor the space before a text.
+    has_config = (ours.folder / "tokenizer_config.json").is_file()
+    if not has_config or not isinstance(ours.model, SentencePieceModel):
+        tell("the tokenizer is not compared: transformers reads it here, too, or would guess")
         return True
     from transformers import AutoTokenizer  # which only this needs
 

@@ -1,61 +1,56 @@
-"""Measuring: all methods answer the same questions in turns, round after round.
-
-The programs compare loaded pairs by ``compare_methods``; from Python, ``compare`` does it.
-"""
+"""Measuring: all methods answer the same questions in turns, round after round."""
 
 import random
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import chain
 from typing import Any
 
 from ..checkpoint.notices import progress
 from ..checkpoint.tokenizer import Tokenizer
-from ..generation import generate
+from ..generation import Ids, as_ids, make_decoder
 from ..model import Llama
+from ..options import Options, decide
 from ..pair.loading import Pair
 from ..stats import Generation
-from .tables import Comparison, Question, Record, Turn
+from .figures import Question, Record, Turn
+from .tables import Comparison
 
 # (prompt, seed) -> the answer's tokens and the Generation, which transformers does not have.
 Run = Callable[[list[int], int], tuple[list[int], Generation | None]]
-OptionsOrFunction = dict[str, Any] | Callable[[], dict[str, Any]]
 
 
-def make_run(target: Llama, draft: Llama | None, own: OptionsOrFunction, **common: Any) -> Run:
-    """Answers by ``generate``, with the ``common`` options and those of its ``own``."""
-
-    def run(prompt: list[int], seed: int) -> tuple[list[int], Generation]:
-        options = own() if callable(own) else own
-        made = generate(target, prompt, draft, **common | options | {"seed": seed})
-        return made.tokens, made
-
-    return run
-
-
-def time_run(run: Run, prompt: list[int], seed: int) -> Turn:
-    """Call ``run``. The clock spans the whole call, from ids to ids."""
-    began = time.perf_counter()
-    tokens, generation = run(prompt, seed)
-    seconds = time.perf_counter() - began
-    return Turn(prompt, tokens, seconds, generation)
+def answer(
+    prompt: list[int], seed: int, target: Llama, draft: Llama | None, options: Options
+) -> tuple[list[int], Generation]:
+    made = make_decoder(target, prompt, draft, replace(options, seed=seed)).run()
+    return made.tokens, made
 
 
 def ask_turns(
-    tokenizer: Tokenizer, context_size: int, run: Run, question: Question, seed: int
+    tokenizer: Tokenizer | None, context_size: int, run: Run, question: Question, seed: int
 ) -> list[Turn]:
-    """Ask all turns of a ``question``, until the context is full."""
+    """Ask all turns of a ``question``, until the context is full. A list of ids is a whole prompt.
+
+    The clock spans the whole call of ``run``, from ids to ids.
+    """
     messages: list[str] = []
     turns = []
-    for text in question["turns"]:
-        messages.append(text)
-        prompt = tokenizer.encode_chat(messages)
+    for asked in question["turns"]:
+        prompt = asked
+        if isinstance(asked, str):
+            messages.append(asked)
+            prompt = tokenizer.encode_chat(messages)
         if len(prompt) >= context_size:
             break
-        turns.append(time_run(run, prompt, seed))
-        messages.append(tokenizer.decode(turns[-1].tokens))
+        began = time.perf_counter()
+        tokens, generation = run(prompt, seed)
+        turns.append(Turn(prompt, tokens, time.perf_counter() - began, generation))
+        if isinstance(asked, str):
+            messages.append(tokenizer.decode(tokens))
     return turns
 
 
@@ -65,21 +60,27 @@ def measure(
     rounds: int,
     title: str,
     ask: Callable[[Run, Question, int], list[Turn]],
+    seed: int = 0,
+    quiet: bool = False,
 ) -> list[Record]:
     """The records of all rounds; ``ask(a run, a question, a seed)`` returns the turns.
 
     Methods take turns, each time in another order, so that what slows the machine for a while
-    slows all alike. In round 0, which does not count, each warms up on the first question.
+    slows all alike. In round 0, which does not count, each warms up on the first question. All
+    methods answer a question with one seed. These seeds are made from ``seed``.
     """
     records = []
-    every = [(0, 0), *product(range(1, rounds + 1), range(len(questions)))] if questions else []
-    for number, place in progress(every, f"{title}: turns of all methods", len(every)):
-        seed = 1000 * number + place
+    every = ((number, place) for number in range(1, rounds + 1) for place in range(len(questions)))
+    every = chain([(0, 0)] if questions else [], every)
+    if not quiet:
+        every = progress(every, f"{title}: turns of all methods", 1 + rounds * len(questions))
+    for number, place in every:
+        own_seed = 10**8 * seed + 1000 * number + place
         question = questions[place]
-        order = random.Random(seed).sample(list(runs), len(runs))
-        turns = {name: ask(runs[name], question, seed) for name in order}
+        order = random.Random(own_seed).sample(list(runs), len(runs))
+        turns = {name: ask(runs[name], question, own_seed) for name in order}
         if number > 0 and all(turns.values()):
-            records += [Record(number, name, question, turns[name]) for name in runs]
+            records += [Record(number, name, own_seed, question, turns[name]) for name in runs]
     if not records:
         raise ValueError(f"{title}: no question fits the context, or there is none")
     return records
@@ -100,42 +101,53 @@ def compare_methods(
     ask = partial(ask_turns, alone.tokenizer, alone.target.config.max_position_embeddings)
     for temperature in dict.fromkeys(args.temperature):
         title = f"{name} T={temperature:g}"
-        common = {"temperature": temperature, "max_new_tokens": args.max_new_tokens}
+        options = {}
         runs = {}
         for method, pair in pairs.items():
-            runs[method] = make_run(pair.target, pair.draft, vars(pair.plan.options) | common)
-        runs |= {peer: partial(run, **common) for peer, run in peers.items()}
-        yield Comparison(title, measure(runs, questions, args.rounds, title, ask))
+            own = options[method] = replace(pair.options, temperature=temperature)
+            runs[method] = partial(answer, target=pair.target, draft=pair.draft, options=own)
+        runs |= {peer: partial(run, options=options["ar"]) for peer, run in peers.items()}
+        records = measure(runs, questions, args.rounds, title, ask, args.seed)
+        yield Comparison(title, records, options)
 
 
 def compare(
     target: Llama,
     draft: Llama | None,
-    prompts: Sequence[list[int]],
-    methods: dict[str, OptionsOrFunction],
+    questions: Sequence[Ids | Question],
+    methods: dict[str, dict[str, Any]],
     rounds: int = 3,
+    tokenizer: Tokenizer | None = None,
+    quiet: bool = False,
     **common: Any,
 ) -> Comparison:
-    """Let ``methods`` answer the ids of all ``prompts`` in turns, next to the target alone.
+    """Let ``methods`` answer all ``questions`` in turns, next to the target alone.
 
     Args:
         target, draft: as for ``generate``.
-        prompts: lists of ids. All methods answer a prompt with the same seed.
-        methods: {name: options of ``generate``}. A function is called for the options of each
-            answer: an exit that keeps something between calls has to be a new one each time.
-        rounds: how often each method answers each prompt.
-        common: options of all methods, such as ``temperature`` and ``max_new_tokens``.
+        questions: ids of a prompt each; or questions as ``corpus_questions`` returns them, whose
+            turns are texts for the ``tokenizer``. Only their "turns" and "group" are read.
+        methods: {name: options of ``generate``}. An "ar" takes the place of the target alone.
+        quiet: whether nothing is said of a long run.
+        common: options of all methods, such as ``temperature``. From ``seed`` the seeds of all
+            answers are made, one for each question and round.
 
     Raises ValueError for options that cannot be run.
     """
-
-    def ask(run: Run, question: Question, seed: int) -> list[Turn]:
-        return [time_run(run, question["prompt"], seed)]
-
-    runs = {"ar": make_run(target, draft, {"method": "ar"}, **common)}
-    for name, own in methods.items():
-        runs.setdefault(name, make_run(target, draft, own, **common))  # "ar" stays as it is
-    questions = []
-    for number, prompt in enumerate(prompts):
-        questions.append({"question_id": number, "group": "overall", "prompt": list(prompt)})
-    return Comparison("compare", measure(runs, questions, rounds, "compare", ask))
+    options = {}
+    runs = {}
+    for name, own in ({"ar": {"method": "ar"}} | methods).items():
+        decided = decide(draft, **common | own)
+        options[name] = replace(decided, method=own.get("method", name))
+        runs[name] = partial(answer, target=target, draft=draft, options=options[name])
+    asked = []
+    for number, each in enumerate(questions):
+        question: Question = {"question_id": number, "group": "overall"}
+        is_prompt = not isinstance(each, dict)
+        question |= {"turns": [as_ids(each, target.config.vocab_size)]} if is_prompt else each
+        if tokenizer is None and any(isinstance(turn, str) for turn in question["turns"]):
+            raise ValueError("questions that are texts need a tokenizer")
+        asked.append(question)
+    ask = partial(ask_turns, tokenizer, target.config.max_position_embeddings)
+    records = measure(runs, asked, rounds, "compare", ask, options["ar"].seed, quiet)
+    return Comparison("compare", records, options)

@@ -6,7 +6,6 @@ A name is a method of run.py and, after colons, options of run.py that say what 
 
 from argparse import SUPPRESS, Namespace
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..checkpoint import load_model
 from ..checkpoint.config import ModelFolder, read_folder
 from ..cli.program import Parser, add_drafting_options
 from ..model import Llama
-from ..options import Options, default_drafting
+from ..options import decide
 from ..pair.loading import Choice, Pair, choose_pair, load_chosen
 from ..pair.names import find_draft, find_target
 
@@ -27,7 +26,7 @@ def default_methods(target: str, draft: Path | None, exits: Sequence[int] | None
     found = find_draft(read_folder(find_target(target)), draft, exits).draft
     if found is None:
         return ["s2d-tree:exits=0"]
-    exits = exits or default_drafting(found.config).exits
+    exits = exits or decide(found, method="s2d").exits
     single = [f"sd:exits={each}" for each in exits]
     together = ",".join(map(str, exits))
     names = f"mcsd:exits={exits[-1]}", f"s2d:exits={together}", f"s2d-tree:exits={together}"
@@ -57,12 +56,13 @@ def choose_methods(target: str, methods: dict[str, str], args: Namespace) -> dic
     ValueError or FileNotFoundError for what cannot be run.
     """
     for temperature in args.temperature:
-        Options(temperature=temperature)  # ValueError for what is no temperature
+        decide(None, temperature=temperature)  # ValueError for what is no temperature
+    common = {name: vars(args)[name] for name in ("max_new_tokens", "top_p", "top_k", "seed")}
     choices = {}
     for label, name in {"ar": "ar", **methods}.items():
-        options = parse_method(name)
+        options = common | parse_method(name)
         draft = options.pop("draft", args.draft)
-        choices[label] = choose_pair(target, draft, Options(**options))
+        choices[label] = choose_pair(target, draft, **options)
     return choices
 
 
@@ -75,21 +75,17 @@ def choose_default(target: str, args: Namespace) -> dict[str, Choice]:
 def load_methods(choices: dict[str, Choice], args: Namespace) -> dict[str, Pair]:
     """Load what is chosen for methods on one target, each model once.
 
-    A draft is loaded up to the last exit that any of the methods uses.
+    What has the last exit is loaded first, so that a draft has all the layers that others use.
     """
-    layers_of: dict[ModelFolder, int] = {}
-    for choice in choices.values():
-        draft = choice.found.draft
-        if draft is not None:
-            layers_of[draft] = max(choice.plan.exits[-1], layers_of.get(draft, 0))
-    load_once = cache(load_model)
+    loaded: dict[Path, Llama] = {}
 
-    def load(folder: ModelFolder, device: str, dtype: Any, layers: int | None = None) -> Llama:
-        if layers is not None:
-            layers = layers_of[folder]
-        return load_once(folder, device, dtype, layers=layers)
+    def load(folder: ModelFolder, *where: Any, layers: int | None = None) -> Llama:
+        if folder.path not in loaded:
+            loaded[folder.path] = load_model(folder, *where, layers=layers)
+        return loaded[folder.path]
 
+    last_exit = {name: max(choice.options.exits, default=0) for name, choice in choices.items()}
     pairs = {}
-    for name, choice in choices.items():
-        pairs[name] = load_chosen(choice, args.device, args.dtype, load)
-    return pairs
+    for name in sorted(choices, key=last_exit.get, reverse=True):
+        pairs[name] = load_chosen(choices[name], args.device, args.dtype, load)
+    return {name: pairs[name] for name in choices}

@@ -5,18 +5,18 @@ verified by rejection sampling. papers.md says how drafts are trained, and what 
 """
 
 from argparse import Namespace
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from .figures import Column, mean_column
 from .measure import compare_methods
 from .methods import choose_methods, load_methods
 from .specbench import corpus_questions
-from .tables import Column, mean_column, table
+from .tables import table
 
 SIZES = "7b", "13b", "70b"
 
 
-@dataclass(frozen=True)
-class Experiment:
+class Experiment(NamedTuple):
     title: str
     claims: list[str]  # papers.md says how they are judged
     rows: dict[str, str]  # label: method. {size} is the target's; what was trained is in drafts/
@@ -30,8 +30,9 @@ FORK = "mcsd:exits=3:tree=6,1,1,1,1,1,1,1,1,1:rejection"
 SHORT_FORK = "mcsd:exits=4:tree=6,1,1,1,1,1"
 CONFIGS = "1,1,1,1,1", "4,1,1,1,1", "4,2,2,1", "2,4,3,1,1"
 THRESHOLDS = "0.25,0.25,0", "0.5,0.5,0", "0.75,0.7,0", "0.9,0.85,0"
-STATS = "decision=drafts/decision-stats-{size}.safetensors"
-HIDDEN = "decision=drafts/decision-hidden-{size}.safetensors"
+DECISION = "decision=drafts/decision-{}-{{size}}.safetensors"
+KINDS = "stats", "hidden"
+SORTED = f"{S2D}:draft=drafts/sorted"
 
 SHIPPED = {
     "targets": Experiment(
@@ -68,44 +69,32 @@ SHIPPED = {
 NEED_TRAINING = {
     "ordinary": Experiment(
         "A sorted draft, an ordinary one's early exits, a draft for each target (S2D)",
-        [
-            "a sorted draft is faster than an ordinary one's early exits",
-            "a sorted draft is faster than an ordinary one",
-        ],
+        [f"a sorted draft is faster than an ordinary one{it}" for it in ("'s early exits", "")],
         {
-            "sorted": f"{S2D}:draft=drafts/sorted",
-            "exit 2": f"{SINGLE['exit 2']}:draft=drafts/alone-4",
-            "exit 3": f"{SINGLE['exit 3']}:draft=drafts/alone-4",
-            "exit 4": f"{SINGLE['exit 4']}:draft=drafts/alone-4",
+            "sorted": SORTED,
+            **{label: f"{SINGLE[label]}:draft=drafts/alone-4" for label in SINGLE},
             "one for each target": f"{S2D}:draft=drafts/of-{{size}}",
         },
     ),
     "sorted": Experiment(
         "Exits trained together, and each alone (S2D)",
         [f"{name} is no worse for being trained with others" for name in SINGLE],
-        {
-            "exit 2": f"{SINGLE['exit 2']}:draft=drafts/sorted",
-            "exit 3": f"{SINGLE['exit 3']}:draft=drafts/sorted",
-            "exit 4": f"{SINGLE['exit 4']}:draft=drafts/sorted",
-            "exit 2, alone": f"{SINGLE['exit 2']}:draft=drafts/alone-2",
-            "exit 3, alone": f"{SINGLE['exit 3']}:draft=drafts/alone-3",
-            "exit 4, alone": f"{SINGLE['exit 4']}:draft=drafts/alone-4",
+        {label: f"{SINGLE[label]}:draft=drafts/sorted" for label in SINGLE}
+        | {
+            f"{label}, alone": f"{SINGLE[label]}:draft=drafts/alone-{label[-1]}" for label in SINGLE
         },
     ),
     "alignment": Experiment(
         "Aligning the draft's features with the target's (S2D), and distillation (2310.08461)",
         ["alignment makes a draft better"],
-        {
-            "SoFT": f"{S2D}:draft=drafts/sorted",
-            "aligned": f"{S2D}:draft=drafts/aligned",
-            "distilled": f"{S2D}:draft=drafts/distilled",
-        },
+        {"SoFT": SORTED}
+        | {name: f"{S2D}:draft=drafts/{name}" for name in ("aligned", "distilled")},
     ),
     "pretraining": Experiment(
         "Pre-training the draft before SoFT (S2D)",
         ["pre-training makes a draft better"],
         {
-            "first layers": f"{S2D}:draft=drafts/sorted",
+            "first layers": SORTED,
             "pre-trained": f"{S2D}:draft=drafts/pretrained",
             "without SoFT": f"{S2D}:draft=mini-7b",
         },
@@ -113,20 +102,14 @@ NEED_TRAINING = {
     "decisions": Experiment(
         "Decision models, by both sets of features (MCSD)",
         ["a decision model makes a fork faster", "a decision model makes s2d faster"],
-        {
-            "fork": FORK,
-            "fork, stats": f"{FORK}:{STATS}",
-            "fork, hidden": f"{FORK}:{HIDDEN}",
-            "s2d": S2D,
-            "s2d, stats": f"{S2D}:{STATS}",
-            "s2d, hidden": f"{S2D}:{HIDDEN}",
-        },
+        {"fork": FORK, **{f"fork, {kind}": f"{FORK}:{DECISION.format(kind)}" for kind in KINDS}}
+        | {"s2d": S2D, **{f"s2d, {kind}": f"{S2D}:{DECISION.format(kind)}" for kind in KINDS}},
     ),
 }
 EXPERIMENTS = SHIPPED | NEED_TRAINING
 
 
-def run_experiments(args: Namespace) -> None:
+def main(args: Namespace) -> None:
     """Measure and print each experiment; by default those whose drafts are shipped."""
     names = args.only or list(SHIPPED)
     questions = corpus_questions(args.limit, turns=1)
@@ -142,14 +125,8 @@ def run_experiments(args: Namespace) -> None:
             pairs = load_methods(chosen[name, size], args)
             for comparison in compare_methods(size, pairs, questions, args, peers={}):
                 columns[comparison.title] = comparison.by_group["overall"]
-        print(describe(name, columns), flush=True)
-
-
-def describe(name: str, columns: dict[str, Column]) -> str:
-    """An experiment: its title, what is claimed, and the table."""
-    experiment = EXPERIMENTS[name]
-    means = mean_column(list(columns.values()))
-    claims = "\n".join(f"- {claim}" for claim in experiment.claims)
-    measures = "speedup", "mat", "accepted"
-    cells = table(" / ".join(measures), columns | {"mean": means}, measures)
-    return f"### {experiment.title} (`{name}`)\n{claims}\n\n{cells}"
+        columns["mean"] = mean_column(list(columns.values()))
+        title, claims, _ = EXPERIMENTS[name]
+        print(f"### {title} (`{name}`)", *claims, sep="\n- ")
+        measures = "speedup", "mat", "accepted"
+        print(table(f"\n{' / '.join(measures)}", columns, measures), flush=True)

@@ -15,14 +15,15 @@ from ..pair.loading import Pair
 from .measure import compare_methods
 from .methods import choose_default, load_methods
 from .specbench import corpus_questions
-from .tables import Column, table
+from .tables import table
 
 ROWS = 1, 2, 4, 8, 16, 64  # of the passes that are timed
 CONTEXT = 200  # cached positions that they attend to
 SECONDS = 0.2  # that one of them is timed
+Costs = dict[str, dict[str, float]]  # {number of rows: {"ms": ..., "ratio": ...}}
 
 
-def measure_costs(args: Namespace) -> None:
+def main(args: Namespace) -> None:
     """Print what passes cost, and what methods need and have."""
     chosen = {name: choose_default(name, args) for name in args.target}
     questions = corpus_questions(args.limit, turns=1)
@@ -37,12 +38,12 @@ def measure_costs(args: Namespace) -> None:
             print(table(legend, columns, ("needs", "mat", "speedup")), flush=True)
 
 
-def pass_costs(pairs: dict[str, Pair]) -> dict[str, Column]:
+def pass_costs(pairs: dict[str, Pair]) -> dict[str, Costs]:
     """What passes of the target and of the draft up to each exit cost."""
     target = pairs["ar"].target
     costs = {"target": time_passes(target, target.config.num_hidden_layers)}
     together = list(pairs.values())[-1]  # all exits
-    for each in filter(None, together.plan.exits):  # exit 0 has no layers
+    for each in filter(None, together.options.exits):  # exit 0 has no layers
         costs[f"exit {each}"] = time_passes(together.draft, each)
     one = costs["target"]["1"]["ms"]
     for column in costs.values():
@@ -52,11 +53,11 @@ def pass_costs(pairs: dict[str, Pair]) -> dict[str, Column]:
 
 
 @torch.inference_mode()
-def time_passes(model: Llama, layers: int) -> Column:
+def time_passes(model: Llama, layers: int) -> Costs:
     """Median "ms" of a pass over each of ROWS rows through so many ``layers``, and the head."""
     context = min(CONTEXT, model.config.max_position_embeddings - ROWS[-1])
-    cache = model.new_cache(context + ROWS[-1], end=layers)
-    cache.length += context
+    cache = model.new_cache(end=layers)
+    cache.extend(context)
 
     def run(rows: int) -> None:
         tokens = torch.zeros(1, rows, dtype=torch.long, device=model.device)
@@ -64,9 +65,9 @@ def time_passes(model: Llama, layers: int) -> Column:
         mask = hidden.new_full((rows, context + rows), -torch.inf).triu(context + 1)
         hidden = model.run_layers(hidden, end=layers, mask=mask, cache=cache)
         model.logits(hidden[0])
-        cache.keep(context, [])
+        cache.length = context
 
-    column: Column = {}
+    column: Costs = {}
     for rows in ROWS:
         timer = Timer("run(rows)", globals=locals(), num_threads=torch.get_num_threads())
         seconds = timer.blocked_autorange(min_run_time=SECONDS).median

@@ -9,6 +9,7 @@ import torch
 
 from ..checkpoint.notices import tell
 from ..model import Llama
+from ..options import Options
 from ..pair.loading import Pair
 from .measure import Run
 
@@ -54,13 +55,15 @@ def keep_float64(peer: Any) -> None:
 def peers_of(pairs: dict[str, Pair]) -> dict[str, Run]:
     """{name: run} of transformers' ``generate``: alone, with look-up, assisted by a draft.
 
-    The draft is that of the first of ``pairs`` which may assist.
+    That is the first other model which has a vocabulary of the target's size, padding included.
     """
     alone = pairs["ar"]
     run = partial(run_peer, peer=as_transformers(alone.target, alone.folder.path))
     peers = {"transformers": run}
     peers["transformers look-up"] = partial(run, prompt_lookup_num_tokens=10)
-    assisting = [pair for pair in pairs.values() if may_assist(pair)]
+    drafting = [pair for pair in pairs.values() if pair.draft not in (None, pair.target)]
+    size = alone.folder.config.vocab_size
+    assisting = [pair for pair in drafting if pair.found.draft.config.vocab_size == size]
     if not assisting:
         tell(f"{ASSISTED} is left out: no draft model has a vocabulary of the target's size")
         return peers
@@ -76,34 +79,21 @@ def peers_of(pairs: dict[str, Pair]) -> dict[str, Run]:
     return peers
 
 
-def may_assist(pair: Pair) -> bool:
-    """Whether the draft is another model, and both vocabularies have one size, padding included."""
-    found = pair.found.draft
-    if found is None or pair.draft is pair.target:
-        return False
-    return found.config.vocab_size == pair.folder.config.vocab_size
-
-
 def run_peer(
-    prompt: list[int],
-    seed: int,
-    peer: Any,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    **options: Any,
+    prompt: list[int], seed: int, peer: Any, options: Options, **more: Any
 ) -> tuple[list[int], None]:
     """The answer to a ``prompt``, from a list of ids to a list of ids."""
-    if temperature:
-        options |= {"temperature": temperature, "top_k": 0}
+    if options.temperature > 0:
+        more |= {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
     room = peer.config.max_position_embeddings - len(prompt)
     torch.manual_seed(seed)
     tokens = torch.tensor([prompt], device=peer.device)
     output = peer.generate(
         tokens,
         attention_mask=torch.ones_like(tokens),
-        max_new_tokens=min(max_new_tokens, room),
-        do_sample=temperature > 0,
+        max_new_tokens=min(options.max_new_tokens, room),
+        do_sample=options.temperature > 0,
         pad_token_id=0,
-        **options,
+        **more,
     )
     return output[0, len(prompt) :].tolist(), None

@@ -10,7 +10,8 @@ from urllib.parse import quote_plus
 from ..checkpoint.files import read_text, staged
 from ..checkpoint.tokenizer import Tokenizer
 from ..train.corpus import GROUPS, conversations
-from .tables import Comparison, Question, Record, by_method
+from .figures import Question, Record, by_method, stats_of
+from .tables import Comparison
 
 MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".split()
 
@@ -52,25 +53,20 @@ def read_questions(path: Path, limit: int) -> list[Question]:
 def write_answers(folder: Path, comparison: Comparison, tokenizer: Tokenizer) -> None:
     """A file per method, of the last round, with what Spec-Bench's evaluation/*.py read."""
     title = comparison.title.replace(" T=", "-T")
-    last = comparison.records[-1].round
-    for method, records in by_method(comparison.records).items():
+    last = [each for each in comparison.records if each.round == comparison.records[-1].round]
+    for method, records in by_method(last).items():
         name = quote_plus(f"{title}-{method}", safe="=,")
-        lines = ""
-        for record in records:
-            if record.round == last:
-                answer = answer_of(record, tokenizer)
-                lines += json.dumps(answer, ensure_ascii=False) + "\n"
+        lines = [json.dumps(answer_of(each, tokenizer), ensure_ascii=False) for each in records]
         with staged(folder / f"{name}.jsonl") as stage:
-            stage.write_text(lines, encoding="utf-8")
+            stage.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def answer_of(record: Record, tokenizer: Tokenizer) -> dict[str, Any]:
-    generations = [turn.generation for turn in record.turns if turn.generation]
     choice = {
         "turns": [tokenizer.decode(turn.tokens) for turn in record.turns],
         "wall_time": [turn.seconds for turn in record.turns],
         "new_tokens": [len(turn.tokens) for turn in record.turns],
-        "accept_lengths": sum([made.stats.accept_lengths for made in generations], []),
+        "accept_lengths": sum([each.accept_lengths for each in stats_of([record])], []),
     }
     question = {key: record.question[key] for key in ("question_id", "category")}
     return question | {"choices": [choice]}

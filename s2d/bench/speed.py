@@ -5,23 +5,26 @@ import sys
 from argparse import Namespace
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from platform import platform
+from subprocess import run
 
 import torch
 
 from ..checkpoint import placement
 from ..checkpoint.files import refuse_existing, staged
 from ..cli.program import name_processor
+from .figures import mean_column
 from .measure import compare_methods
 from .methods import choose_methods, default_methods, load_methods
 from .peers import peers_of
 from .specbench import corpus_questions, read_questions, write_answers
-from .tables import LEGEND, MEASURES, Comparison, mean_column, table, write_plot
+from .tables import LEGEND, LEGEND_OF_EXITS, MEASURES, OF_EXITS, Comparison, table, write_plot
 
 PACKAGES = "torch", "transformers", "numpy", "safetensors", "sentencepiece"
 
 
-def measure_speed(args: Namespace) -> int:
+def main(args: Namespace) -> int:
     """Measure; print a table for each target and temperature, and of all. Returns the exit code.
 
     What cannot be measured is refused before anything is loaded. If a target fails, the tables of
@@ -55,21 +58,14 @@ def measure_speed(args: Namespace) -> int:
                 print(comparison, flush=True)
                 if args.out:
                     write_answers(args.out, comparison, alone.tokenizer)
-                if args.check and not show_check(comparison):
-                    code = 1
+                different = comparison.different_from("ar") if args.check else {}
+                for method, count in different.items():
+                    print(f"{comparison.title} {method}: {count} answers differ from those of ar")
+                    code = 1 if count else code
     finally:
         if found:
             show_all(found, args)
     return code
-
-
-def show_check(comparison: Comparison) -> bool:
-    """Print which methods write the text of the target alone; return whether all of them do."""
-    different = comparison.different_from("ar")
-    for method, found in different.items():
-        print(f"{comparison.title} {method}: {found} answers differ from those of ar")
-    print(flush=True)
-    return not any(different.values())
 
 
 def show_all(found: list[Comparison], args: Namespace) -> None:
@@ -77,16 +73,15 @@ def show_all(found: list[Comparison], args: Namespace) -> None:
     overall = {comparison.title: comparison.by_group["overall"] for comparison in found}
     means = {"mean": mean_column(list(overall.values()))}
     print(table(f"overall: {LEGEND}", overall | means, MEASURES))
-    by_group = {}
-    for group in found[0].by_group:
-        columns = [each.by_group[group] for each in found if group in each.by_group]
-        by_group[group] = mean_column(columns)
-    print(table(f"means: {LEGEND}", by_group, MEASURES))
+    print(table(f"overall: {LEGEND_OF_EXITS}", overall | means, OF_EXITS))
     if args.out:
         versions = {name: version(name) for name in PACKAGES if name in sys.modules}
         machine = {"processor": name_processor(), "system": platform(), "versions": versions}
         machine["threads"] = torch.get_num_threads()
-        data = {"arguments": vars(args), "machine": machine}
+        describe = "git describe --always --dirty --abbrev=40 --exclude='*'"  # no text without git
+        commit = run(describe, shell=True, cwd=Path(__file__).parent, capture_output=True).stdout
+        data = {"command": args.command, "commit": commit.decode().strip(), "machine": machine}
+        data["arguments"] = vars(args)
         data["comparisons"] = [comparison.as_json() for comparison in found]
         with staged(args.out / "results.json") as stage:
             stage.write_text(json.dumps(data, default=str), encoding="utf-8")

@@ -1,40 +1,22 @@
-"""Records of answers, and from them tables, a picture and JSON."""
+"""Tables, a picture and JSON of what was measured."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from pathlib import Path
-from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..checkpoint.files import staged
-from ..options import Plan
-from ..stats import Generation, Stats
+from ..cli.terminal import describe
+from ..options import Options
+from ..stats import Stats
+from .figures import Column, Record, by_method, make_column, stats_of
 
-# question_id, category, group, and turns: a list of texts; in ``compare`` the ids of a prompt.
-Question = dict[str, Any]
-Cell = dict[str, float]  # {measure: value}
-Column = dict[str, Cell]  # {row: cell}
-MEASURES = "speedup", "mat", "of best exit"
-LEGEND = "speedup / mean accepted tokens / times the speed of the best single exit"
-
-
-class Turn(NamedTuple):
-    prompt: list[int]
-    tokens: list[int]  # of the answer
-    seconds: float  # of the whole call
-    generation: Generation | None
-
-
-class Record(NamedTuple):
-    """How a method answered a question in a round."""
-
-    round: int
-    method: str
-    question: Question
-    turns: list[Turn]
+MEASURES = "speedup", "mat"
+LEGEND = "speedup / mean accepted tokens ± standard error (at T=0 rounds repeat texts, not speeds)"
+OF_EXITS = "of best exit", "of worst exit"
+LEGEND_OF_EXITS = "speedup divided by that of the fastest / of the slowest single exit"
 
 
 @dataclass(frozen=True)
@@ -43,159 +25,91 @@ class Comparison:
 
     title: str
     records: list[Record]
-
-    @cached_property
-    def plans(self) -> dict[str, Plan]:
-        """{method of ours: its plan}."""
-        made = {record.method: record.turns[0].generation for record in self.records}
-        return {method: each.plan for method, each in made.items() if each is not None}
+    options: dict[str, Options]  # of our methods; but each answer has the seed of its record
 
     @cached_property
     def by_group(self) -> dict[str, Column]:
-        """Columns are the groups of tasks and "overall", and rows are the methods.
-
-        A cell has these measures:
-            speedup: tokens per second divided by those of "ar" in a round, the median of rounds.
-            mat: tokens emitted per step. transformers has no steps.
-            accepted: accepted tokens per drafted level.
-            needs: the tokens per step with which a method would be as fast as "ar".
-            of best exit: in the rows of ``s2d``, its speedup divided by that of the fastest single
-                exit (``sd``) of the column. That exit is chosen afterwards, from the same rounds.
-        """
+        """Columns are the groups of tasks and "overall", and rows are the methods."""
         columns = {}
         groups = dict.fromkeys(record.question["group"] for record in self.records)
         for group in (*groups, "overall"):
-            inside = []
-            for record in self.records:
-                if group in (record.question["group"], "overall"):
-                    inside.append(record)
-            rows = by_method(inside)
-            columns[group] = {name: make_cell(own, rows["ar"]) for name, own in rows.items()}
-            self.add_ratios(columns[group])
+            inside = [r for r in self.records if group in (r.question["group"], "overall")]
+            columns[group] = make_column(inside, self.options)
         return columns
-
-    def add_ratios(self, column: Column) -> None:
-        """Add the measure "of best exit"."""
-        methods = {name: plan.method for name, plan in self.plans.items()}
-        single = [column[name]["speedup"] for name in methods if methods[name] == "sd"]
-        for name in methods:
-            if single and methods[name] == "s2d":
-                column[name]["of best exit"] = column[name]["speedup"] / max(single)
 
     @cached_property
     def acceptance(self) -> dict[str, dict[str, Any]]:
         """{method that drafts: what was accepted}, see ``Stats.acceptance``."""
         rows = by_method(self.records)
         found = {}
-        for method, plan in self.plans.items():
-            if plan.exits:  # not "ar"
-                found[method] = add_up(rows[method]).acceptance(plan.exits)
+        for method, options in self.options.items():
+            if options.exits:  # not "ar"
+                stats = stats_of(rows[method])
+                counted = [step for each in stats for step in each.counted]
+                found[method] = Stats(stats[0].exits, counted).acceptance()
         return found
 
     def different_from(self, expected: str) -> dict[str, int]:
         """{lossless method: how many of its answers differ from those of the ``expected`` one}.
 
-        Rejection sampling is left out above T = 0, as it draws another text than others, and so are
-        roots as published.
+        Above T = 0 rejection sampling draws another text than others, and is left out.
         """
         rows = by_method(self.records)
+        texts = {name: [[t.tokens for t in each.turns] for each in rows[name]] for name in rows}
         found = {}
-        for method, plan in self.plans.items():
-            draws_anew = plan.options.rule != "noise" and plan.options.temperature > 0
+        for method, options in self.options.items():
+            draws_anew = options.rule != "noise" and options.temperature > 0
             is_exact = rows[method][0].turns[0].generation.exact
             if method != expected and is_exact and not draws_anew:
-                pairs = zip(rows[expected], rows[method])
-                found[method] = sum(texts_of(one) != texts_of(other) for one, other in pairs)
+                pairs = zip(texts[expected], texts[method])
+                found[method] = sum(one != other for one, other in pairs)
         return found
 
     def __str__(self) -> str:
         text = table(f"{self.title}: {LEGEND}", self.by_group, MEASURES)
+        text += table(f"\n{self.title}: {LEGEND_OF_EXITS}", self.by_group, OF_EXITS)
         if self.acceptance:
             text += f"\n{render(acceptance_table(self.acceptance))}\n"
         return text
 
     def as_json(self) -> dict[str, Any]:
         """What is printed, the options of the methods, and each answer of each round."""
+        options = {method: describe(each) for method, each in self.options.items()}
+        for each in options.values():
+            del each["seed"]  # each answer has its own
         answers = []
         for record in self.records:
-            turns = []
-            for turn in record.turns:
-                stats = turn.generation and vars(turn.generation.stats)
-                turns.append(turn._asdict() | {"generation": stats})
+            turns = [turn._asdict() for turn in record.turns]
+            for turn in turns:
+                made = turn.pop("generation")
+                turn["accept_lengths"] = made and made.stats.accept_lengths
             answers.append(record._asdict() | {"turns": turns})
-        options = {method: each.as_dict() for method, each in self.plans.items()}
-        tables = {"by_group": self.by_group, "acceptance": self.acceptance}
+        found = {group: column_as_json(column) for group, column in self.by_group.items()}
+        tables = {"by_group": found, "acceptance": self.acceptance}
         return {"title": self.title, "options": options, **tables, "answers": answers}
 
 
-def by_method(records: Iterable[Record]) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        found.setdefault(record.method, []).append(record)
-    return found
+def column_as_json(column: Column) -> dict[str, Any]:
+    rows = {}
+    for method, cell in column.items():
+        rows[method] = {key: {"value": f.value, "spread": f.spread} for key, f in cell.items()}
+    return rows
 
 
-def texts_of(record: Record) -> list[list[int]]:
-    """The tokens of its answers."""
-    return [turn.tokens for turn in record.turns]
+def table(legend: str, columns: Mapping[str, Mapping], measures: Sequence[str]) -> str:
+    """A ``legend`` and the ``columns``: cells show those of the ``measures`` that they have.
 
-
-def make_cell(own: list[Record], alone: list[Record]) -> Cell:
-    """What is measured of a method by its ``own`` records, next to the target ``alone``."""
-    speeds = speed_by_round(own)
-    speeds_alone = speed_by_round(alone)
-    cell = {"speedup": median(speeds[number] / speeds_alone[number] for number in speeds)}
-    stats = add_up(own)
-    if stats.steps:  # transformers has none
-        cell["accepted"] = stats.accepted_per_level
-        cell["mat"] = stats.mean_accepted_tokens
-        cell["needs"] = cell["mat"] / cell["speedup"]
-    return cell
-
-
-def speed_by_round(records: list[Record]) -> dict[int, float]:
-    """{round: tokens per second}."""
-    tokens: Counter[int] = Counter()
-    seconds: Counter[int] = Counter()
-    for record in records:
-        for turn in record.turns:
-            tokens[record.round] += len(turn.tokens)
-            seconds[record.round] += turn.seconds
-    return {number: tokens[number] / seconds[number] for number in tokens}
-
-
-def add_up(records: list[Record]) -> Stats:
-    """The Stats of all answers of our methods together."""
-    total = Stats()
-    for record in records:
-        for turn in record.turns:
-            if turn.generation is None:
-                continue
-            for field in fields(Stats):
-                value = getattr(total, field.name) + getattr(turn.generation.stats, field.name)
-                setattr(total, field.name, value)
-    return total
-
-
-def mean_column(columns: Sequence[Column]) -> Column:
-    """Means over ``columns``, of the rows that all of them have."""
-    means: Column = {}
-    for row, cell in columns[0].items():
-        if all(row in column for column in columns):
-            means[row] = {key: mean(column[row][key] for column in columns) for key in cell}
-    return means
-
-
-def table(legend: str, columns: dict[str, Column], measures: Sequence[str]) -> str:
-    """A ``legend`` and the ``columns``: cells show those of the ``measures`` that they have."""
+    A row without any is left out; a table without rows is no text.
+    """
     lines = [["", *columns]]
     for row in next(iter(columns.values())):
         line = [row]
         for column in columns.values():
             cell = column.get(row, {})
             line.append(" / ".join(f"{cell[key]:.2f}" for key in measures if key in cell))
-        lines.append(line)
-    return f"{legend}\n\n{render(lines)}\n"
+        if any(line[1:]):
+            lines.append(line)
+    return f"{legend}\n\n{render(lines)}\n" if len(lines) > 1 else ""
 
 
 def acceptance_table(found: dict[str, dict[str, Any]]) -> list[list[str]]:
@@ -223,18 +137,20 @@ def write_plot(file: Path, columns: dict[str, Column], across: int) -> None:
 
     The name of the ``file`` ends in .svg, .png or .pdf.
     """
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Picture
 
     down = ceil(len(columns) / across)
     size = (4 * across, down * (1 + len(next(iter(columns.values()))) / 4))
-    figure = Figure(size, layout="constrained")
-    grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    picture = Picture(size, layout="constrained")
+    grid = picture.subplots(down, across, sharex=True, sharey=True, squeeze=False)
     for axes, (title, column) in zip(grid.flat, columns.items()):
-        bars = axes.barh(list(column), [cell["speedup"] for cell in column.values()])
+        speedups = [cell["speedup"] for cell in column.values()]
+        spreads = [each.spread or 0.0 for each in speedups]
+        bars = axes.barh(list(column), [each.value for each in speedups], xerr=spreads)
         axes.bar_label(bars, fmt="%.2f", padding=3)
         axes.margins(x=0.2)  # where the values stand
         axes.set_title(title)
     grid[0][0].invert_yaxis()  # the first row on top, in all panels as they share it
-    figure.supxlabel("speedup over the target alone (ar)")
+    picture.supxlabel("speedup over the target alone (ar)")
     with staged(file) as stage:
-        figure.savefig(stage)
+        picture.savefig(stage)

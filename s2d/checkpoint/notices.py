@@ -22,6 +22,12 @@ def tell(message: Any) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says so, as Python, PyTorch or safetensors do."""
+    words = "allocate memory" in str(error)
+    return words or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
 def progress(items: Iterable, what: str, total: int | None = None) -> Iterator:
     """Yield ``items``; of what takes long, tell every ten seconds how far it is."""
     told = time.monotonic()

@@ -49,15 +49,17 @@ class Tokenizer:
         """
         ids = self.model.encode(check_text(text), with_bos)
         if self.vocab_size is not None and max(ids, default=0) >= self.vocab_size:
-            raise ValueError(
-                f"the text has the token {max(ids)} of the tokenizer in {self.folder}, but the "
-                f"model has only tokens 0 to {self.vocab_size - 1}"
-            )
+            words = f"the text has the token {max(ids)} of the tokenizer in {self.folder}"
+            raise ValueError(f"{words}, but the model has only tokens 0 to {self.vocab_size - 1}")
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids -> text; special tokens and unknown ids leave none, half a character is U+FFFD."""
-        return self.model.decode([int(token) for token in ids])
+        ids = [int(token) for token in ids]
+        text = self.model.decode(ids)
+        if "\ufffd" in text:  # whole characters around the half one are shown, as in a stream
+            text = TextStream(self).push(ids, last=True)
+        return text
 
     def encode_chat(
         self,
@@ -87,8 +89,7 @@ def read_model(folder: Path) -> "SentencePieceModel | PublishedTokenizer":
     """What turns the text of a model in ``folder`` into ids and back."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         raise FileNotFoundError(f"{folder} has no tokenizer.model and no tokenizer.json")
-    alone = read_sentencepiece(folder)
-    if alone is not None:
+    if (alone := read_sentencepiece(folder)) is not None:
         return alone
     try:
         from .published import PublishedTokenizer  # not every folder needs the package
@@ -118,7 +119,8 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop_at: Sequence[str] = ()) -> None:
-        self.tokenizer = tokenizer
+        self.special = tokenizer.special
+        self.decode = tokenizer.model.decode
         self.stop_at = stop_at
         # Certain text that is a stop string, or may become one, and what follows it.
         self.held: Characters = []
@@ -128,7 +130,7 @@ class TextStream:
     def push(self, ids: Iterable[int], last: bool = False) -> str:
         """Take new ids; return the text that has become certain, with ``last`` all of it."""
         for token in ids:
-            special = self.tokenizer.special.get(token)
+            special = self.special.get(token)
             if special is not None:
                 self.take_waiting()  # no character goes on behind a special token
                 self.held += [(character, False) for character in special]
@@ -136,13 +138,12 @@ class TextStream:
                 continue
             self.waiting.append(token)
             # Half a character waits for the rest of it.
-            if not self.tokenizer.decode(self.before + self.waiting).endswith("\ufffd"):
+            if not self.decode(self.before + self.waiting).endswith("\ufffd"):
                 self.take_waiting()
         if last:
             self.take_waiting()
         end = find_stop(written(self.held), self.stop_at, begun=not last)
-        ready = self.held[:end]
-        self.held = self.held[end:]
+        ready, self.held = self.held[:end], self.held[end:]
         return "".join(character for character, is_shown in ready if is_shown)
 
     def has_stopped(self) -> bool:
@@ -154,15 +155,19 @@ class TextStream:
         """The text of the ids that wait is certain."""
         self.held += self.decode_waiting()
         # Ids without a text cannot show where the next ones begin.
-        if self.tokenizer.decode(self.waiting):
+        if self.decode(self.waiting):
             self.before = []
         self.before += self.waiting
         self.waiting = []
 
     def decode_waiting(self) -> Characters:
         """The text of the ids that wait, as if they were the last."""
-        seen = self.tokenizer.decode(self.before)
-        text = self.tokenizer.decode(self.before + self.waiting)[len(seen) :]
+        seen = self.decode(self.before)
+        text = self.decode(self.before + self.waiting)
+        if text.startswith(seen):
+            text = text[len(seen) :]
+        else:  # half a character has made whole ones before it U+FFFD as well
+            text = self.decode(self.waiting)
         return [(character, True) for character in text]
 
 
@@ -181,15 +186,11 @@ def find_stop(text: str, stop_at: Sequence[str], begun: bool = False) -> int:
     >>> find_stop("one th", ["three"], begun=True)
     4
     """
-    end = len(text)
-    for stop in stop_at:
-        if stop in text:
-            end = min(end, text.index(stop))
-        for start in range(max(0, len(text) - len(stop)), end if begun else 0):
-            if stop.startswith(text[start:]):
-                end = start
-                break
-    return end
+    ends = [text.index(stop) for stop in stop_at if stop in text]
+    for stop in stop_at if begun else ():
+        starts = range(max(0, len(text) - len(stop)), len(text))
+        ends += [start for start in starts if stop.startswith(text[start:])]
+    return min(ends, default=len(text))
 
 
 class StopStrings:

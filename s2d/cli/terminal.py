@@ -14,7 +14,7 @@ import torch
 
 from ..checkpoint.notices import CONTROLS, tell
 from ..checkpoint.tokenizer import TextStream
-from ..generation import make_decoder
+from ..generation import generate, make_decoder
 from ..options import Options
 from ..pair.loading import Pair
 from ..stats import Generation, Step
@@ -66,17 +66,16 @@ def report(generation: Generation, pair: Pair) -> str:
     where two logits are nearly equal, a lossless method may write another text.
     """
     stats = generation.stats
-    options = generation.options
     time = f"{stats.seconds:.2f} s, {speed_of(generation):.1f} tokens/s"
     lines = [
         f"tokens         {len(generation.tokens)} in {time}",
         f"ended by       {generation.ended}",
         f"steps          {stats.steps}, with {stats.mean_accepted_tokens:.2f} tokens each",
     ]
-    if drafted := stats.exit_counts.total():
+    if stats.draft_tokens:
         acceptance = stats.acceptance()
-        rates = [f"{100 * rate:.0f}" for rate in acceptance["rates_per_pos"]]
-        words = f"{drafted}, accepted at positions 1, 2, ...: {' '.join(rates)} %"
+        rates = " ".join(f"{100 * rate:.0f}" for rate in acceptance["rates_per_pos"])
+        words = f"{stats.draft_tokens}, accepted at positions 1, 2, ...: {rates} %"
         lines.append(f"draft tokens   {words}")
         exits = []
         for exit_layer, counts in acceptance["per_exit"].items():
@@ -88,30 +87,33 @@ def report(generation: Generation, pair: Pair) -> str:
         colors = exit_colors(pair)
         legend = [paint(f"exit {exit_layer}", color) for exit_layer, color in colors.items()]
         lines.append(f"colours        {', '.join(legend)}, the target plain")
-    kind = "lossless"
-    if not generation.exact:
-        kind = "not lossless (its rule is not)"
-    elif pair.target.dtype != torch.float64:
-        kind = f"lossless, up to rounding in {str(pair.target.dtype).removeprefix('torch.')}"
-    lines.append(f"method         {options.method}, {shape_in_words(options.shape)}, {kind}")
+    return "\n".join([*lines, *method_in_words(generation, pair)])
+
+
+def method_in_words(generation: Generation, pair: Pair) -> list[str]:
+    """The last lines of a report: how the text was drafted, and whether that is lossless."""
+    options = generation.options
+    words = options.method
+    if options.exits:
+        words += f", {shape_in_words(options.shape)}"
+    words += ", lossless" if generation.exact else ", not lossless (its rule is not)"
+    if generation.exact and pair.target.dtype != torch.float64:
+        words += f", up to rounding in {str(pair.target.dtype).removeprefix('torch.')}"
+    lines = [f"method         {words}"]
     if options.rule == "rejection":
         words = "a token is tested by p / q"
         if options.temperature == 0:
             words = "nothing is drawn at temperature 0"
-        elif not options.exits:
-            words = "nothing is drafted, and nothing is tested"
         elif options.shape.prunes:
             words = "a token of a growing tree is not drawn from q, and is tested by p alone"
         lines.append(f"rejection      {words}")
-    return "\n".join(lines)
+    return lines
 
 
 def shape_in_words(shape: Shape) -> str:
     if isinstance(shape, GrowingShape):
         return f"growing trees {shape.top_k}x{shape.depth}x{shape.size}"
-    if not isinstance(shape, FixedShape):
-        return "trees of your own"
-    if max(shape.widths, default=1) == 1:
+    if max(shape.widths) == 1:
         return f"chains of up to {shape.depth} tokens"
     return f"trees {','.join(map(str, shape.widths))}"
 
@@ -124,12 +126,12 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
     tell("timing the target alone and the method in turns, to compare")
     count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
     options = replace(answer.options, max_new_tokens=count)
-    nothing = {"exits": (), "thresholds": (), "shape": FixedShape(()), "decision": None}
-    alone_options = replace(options, method="ar", init="draft", datastore=None, **nothing)
+    names = "max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop_at"
+    sampling = {name: getattr(options, name) for name in names}
     alone = []
     drafted = []
     for _ in range(TURNS):
-        one = make_decoder(pair.target, prompt, None, alone_options).run()
+        one = generate(pair.target, prompt, method="ar", **sampling)
         other = make_decoder(pair.target, prompt, pair.draft, options).run()
         alone.append(speed_of(one))
         drafted.append(speed_of(other))
@@ -145,15 +147,13 @@ def speed_of(generation: Generation) -> float:
 
 def describe(options: Options) -> dict[str, Any]:
     """Settings as JSON can hold them; parts of one's own by their names."""
-    return {name: plain(value) for name, value in vars(options).items()}
+    settings = vars(options) | {"tree": options.shape}
+    del settings["shape"]  # the option is called tree
+    return json.loads(json.dumps(settings, default=plain))
 
 
 def plain(value: Any) -> Any:
-    """A setting for JSON. An object, such as a decision model, is called by its class."""
-    if isinstance(value, tuple):
-        return [plain(each) for each in value]
-    if value is None or isinstance(value, str | int | float):
-        return value
+    """A shape by its numbers; another object, such as a decision model, by its class."""
     if isinstance(value, FixedShape | GrowingShape):
         return asdict(value)
     return getattr(value, "__name__", type(value).__name__)
@@ -170,14 +170,10 @@ def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -
         "device": pair.target.device,
         "dtype": str(pair.target.dtype).removeprefix("torch."),
     }
-    stats = {
-        "accept_lengths": generation.stats.accept_lengths,
-        "seconds": generation.stats.seconds,
-        "steps": generation.stats.steps,
-        "mean_accepted_tokens": generation.stats.mean_accepted_tokens,
-        "tokens_per_second": speed_of(generation),
-        "speculative_decoding": generation.stats.acceptance(),
-    }
+    names = "accept_lengths", "seconds", "steps", "mean_accepted_tokens"
+    stats = {name: getattr(generation.stats, name) for name in names}
+    stats["tokens_per_second"] = speed_of(generation)
+    stats["speculative_decoding"] = generation.stats.acceptance()
     answer = named | {
         "model": pair.folder.path,
         "draft": pair.found.draft and pair.found.draft.path,

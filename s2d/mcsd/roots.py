@@ -12,7 +12,6 @@ and the text stays the target's own.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -48,7 +47,7 @@ class RootsDecoder(Decoder):
         self.roots: list[int] = []  # of the next tree; the first one is the target's choice
         self.count = 1
         if options.rule == "rejection":
-            self.count = options.shape.width(Tree.root(context), 0)
+            self.count = drafter.options.shape.width(Tree.root(context), 0)
             rule = LongestPath(rule, self.count)
         self.draws = draws
         super().__init__(target, drafter, rule, context, options)
@@ -63,35 +62,32 @@ class RootsDecoder(Decoder):
         estimates = [1.0] * len(self.roots)
         tree = tree.add_level([0], Proposal([self.roots], [estimates]), exit_layer=TARGET)
         # No bonus token needs a position, and the first level costs the draft nothing.
-        shape = self.options.shape
+        shape = self.drafter.options.shape
         depth = min(shape.depth, self.limit - n, self.drafter.max_positions - n + 1)
         tree = self.drafter.grow(tree, depth, self.rule)
         if tree.tokens[1] != self.roots[0]:
             raise ValueError("a shape leaves out the token that the target has chosen")
         return tree
 
-    def emit(
-        self, tree: Tree, logits: Tensor, hidden: Tensor, accepted: list[int], tokens: list[int]
-    ) -> Step:
-        *tokens, bonus = tokens
-        self.roots = [bonus, *self.other_roots(logits[[0, *accepted][-1]], bonus)]
-        return super().emit(tree, logits, hidden, accepted, tokens)
+    def new_tokens(self, tree: Tree, accepted: list[int], bonus: int) -> list[int]:
+        self.roots = [bonus]
+        return super().new_tokens(tree, accepted, bonus)[:-1]
 
     def roll_back(self, step: Step) -> None:
         """As a Decoder's. The next pass reads the last token once more, to have its logits."""
         super().roll_back(step)
         self.cache.keep(self.cache.length - 1, [])
+        if self.count > 1:
+            self.roots += self.other_roots(step.logits[[0, *step.accepted][-1]])
 
-    def other_roots(self, logits: Tensor, first: int) -> list[int]:
-        """The roots besides ``first``: the target's likeliest tokens, or drawn ones.
+    def other_roots(self, logits: Tensor) -> list[int]:
+        """The roots besides the first: the target's likeliest tokens, or drawn ones.
 
         ``logits`` (V,) are the target's.
         """
         options = self.options
-        if self.count == 1:
-            return []
         p = warp(logits, options.temperature or 1.0, options.top_p, options.top_k)
-        rest = without(p.cpu(), first)
+        rest = without(p.cpu(), self.roots[0])
         count = min(self.count - 1, len(rest) - 1)
         if options.temperature == 0:
             others = rest.topk(count).indices
@@ -132,4 +128,4 @@ def below(tree: Tree, nodes: list[int]) -> Tree:
     """The ``nodes`` alone, which are a child of the root and all below it: it becomes the root."""
     part = tree.prune(nodes)
     depths = tuple(depth - 1 for depth in part.depths)
-    return replace(part, context=(*tree.context, part.tokens[0]), depths=depths)
+    return part._replace(context=(*tree.context, part.tokens[0]), depths=depths)

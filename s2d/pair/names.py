@@ -41,6 +41,8 @@ def find_target(name: Path | str) -> Path:
     Raises FileNotFoundError with what can be done about it.
     """
     name = str(name)
+    if not name:
+        raise FileNotFoundError("expected the name or the folder of a model, got ''")
     places = [Path(name), WEIGHTS / name]
     if name in FOLDER_OF_SIZE:
         places = [WEIGHTS / FOLDER_OF_SIZE[name], WEIGHTS / f"mini-{name}"]
@@ -60,7 +62,7 @@ def find_target(name: Path | str) -> Path:
     )
 
 
-def miniature_note(name: str) -> str:
+def miniature_note(name: Path | str) -> str:
     """What a person should know about a target that is a miniature; "" if it is none.
 
     ``name`` is what was asked for, such as "13b" or a folder.
@@ -70,8 +72,8 @@ def miniature_note(name: str) -> str:
         return ""
     millions = (folder / "model.safetensors").stat().st_size / 2e6  # in bfloat16
     stands_for = ""
-    if name in FOLDER_OF_SIZE:
-        stands_for = f", as weights/{FOLDER_OF_SIZE[name]} is not there"
+    if str(name) in FOLDER_OF_SIZE:
+        stands_for = f", as weights/{FOLDER_OF_SIZE[str(name)]} is not there"
     what = f"{folder.name} is a miniature of {millions:.0f} million parameters{stands_for}"
     return f"{what}. It knows a small made-up world: see --examples."
 

@@ -1,7 +1,7 @@
 """The animated picture of README: an answer by the target alone and by S2D, side by side (SVG).
 
-``python -m s2d.trace.race > race.svg`` measures and draws it. The tokens of a step appear when that
-step ended, slowed down. The first frame, and a picture that stands still, shows all of them.
+``python -m s2d.trace > race.svg`` measures and draws it. The tokens of a step appear when that step
+ended, slowed down. The first frame, and a picture that stands still, shows all of them.
 """
 
 from html import escape
@@ -14,7 +14,7 @@ from ..cli.colors import SHADES, Color
 from ..cli.program import name_processor
 from ..cli.terminal import exit_colors
 from ..generation import start
-from ..pair.loading import Pair, load_pair
+from ..pair.loading import Pair
 from ..stats import Step
 
 PROMPT = "Tell me a story about a robot called Nora."
@@ -96,7 +96,3 @@ def style_of(colors: dict[int, Color]) -> str:
     for color in colors.values():
         light += f".{color.name}{{text-decoration:underline {color.line}}}"
     return f"{light}@media(prefers-color-scheme:dark){{{dark}}}"
-
-
-if __name__ == "__main__":
-    print(draw_race(load_pair("13b")), end="")

@@ -1,20 +1,10 @@
 """Train drafts, the miniatures, decision models; make datastores."""
 
 import sys
-from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentTypeError
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
-from ..cli.program import Parser, comma_separated, count, positive, run_program
-from ..speed.tensor_parallel import join_processes, own_device
-from .decision import LEARNING_RATE, train_decision
-from .family import train_mini
-from .fit import Run
-from .nested import MINI, PAPER, train_soft
-from .text import make_datastore
+from ..cli.ending import run_program
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,6 +13,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(arguments: list[str] | None) -> None:
     """Do what the command line says, in each of the processes that torchrun started, if it did."""
+    import torch.distributed as dist
+
+    from ..speed.tensor_parallel import join_processes, own_device
+    from .fit import Run
+    from .nested import train_soft
+
     join_processes()
     options = vars(parse(arguments))
     train = options.pop("train")
@@ -32,19 +28,20 @@ def run(arguments: list[str] | None) -> None:
     train(Run(options.pop("out"), str(device), options.pop("seed")), **options)
 
 
-def seed_number(text: str) -> int:
-    """A seed: PyTorch's generator on a CPU would take no more than its 32 bits."""
-    if not 0 <= int(text) < 2**32:
-        raise ArgumentTypeError(f"must be from 0 to 4294967295, got {text}")
-    return int(text)
-
-
 def parse(arguments: list[str] | None) -> Any:
     """What was given, or has a default here, as arguments of ``train``, which is one of them."""
+    from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter
+
+    from ..cli.program import Parser, comma_separated, count, file_name, positive, whole
+    from .data import make_datastore
+    from .decision import LEARNING_RATE, train_decision
+    from .family import train_mini
+    from .nested import MINI, PAPER, train_soft
+
     common = Parser(add_help=False)
     common.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps ...")
-    common.add_argument("--seed", type=seed_number, default=0, help="of all random numbers")
-    common.add_argument("--out", type=Path, required=True, help="the folder or file to write")
+    common.add_argument("--seed", type=whole(0, 2**32 - 1), default=0, help="of all random numbers")
+    common.add_argument("--out", type=file_name, required=True, help="the folder or file to write")
     shared: dict[str, Any] = {"parents": [common], "argument_default": SUPPRESS}
     shared["formatter_class"] = ArgumentDefaultsHelpFormatter
     parser = Parser(prog="python -m s2d.train", description=__doc__)
@@ -60,10 +57,10 @@ def parse(arguments: list[str] | None) -> Any:
     add = add_program("soft", train_soft, words, defaults)
     add("--init", required=True, help="the Llama to cut from: a folder or a name")
     add("--exits", type=comma_separated(int), required=True, help="layers it predicts after")
-    add("--data", default="mini", help="dialogues, a text in FILE.txt, or mini (the corpus)")
-    add("--resume", action="store_true", help="go on from the last checkpoint")
+    add("--data", default="mini", help="a file of dialogues, or mini (the corpus)")
+    add("--weights", type=comma_separated(positive), help="of the exits' losses (equal)")
     add("--batch", type=count, help="rows per step, over all processes")
-    add("--micro-batch", type=count, help="rows that go through the model at once")
+    add("--micro-batch", type=count, help="rows that go through the model at once, at most")
     add("--length", type=count, help="tokens per row")
     add("--lr", type=positive, help="peak learning rate")
     add("--epochs", type=count, help="times that all rows are learnt from")
@@ -75,8 +72,7 @@ def parse(arguments: list[str] | None) -> Any:
     add = add_program("mini", train_mini, "the miniature family, from nothing")
     add("--millions", type=positive, help="million tokens for each (its own)")
 
-    words = "a model that says when a draft should stop"
-    add = add_program("decision", train_decision, words)
+    add = add_program("decision", train_decision, "a model that says when a draft should stop")
     add("--target", required=True, help="the model that accepts or not: a folder or a name")
     add("--draft", required=True, help="the draft that is to stop")
     add("--features", choices=LEARNING_RATE, default="stats", help="hidden states, or figures of q")
@@ -86,7 +82,7 @@ def parse(arguments: list[str] | None) -> Any:
 
     add = add_program("text", make_datastore, "a datastore for exit 0 to draft from")
     add("--target", required=True, help="the model whose tokens it has: a folder or a name")
-    add("--from", type=Path, nargs="+", dest="files", required=True, help="texts in UTF-8")
+    add("--from", type=file_name, nargs="+", dest="files", required=True, help="texts in UTF-8")
     return parser.parse_args(arguments)
 
 

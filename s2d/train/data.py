@@ -1,9 +1,10 @@
-"""Dialogues of the corpus or of a file, and plain texts, as rows of tokens and labels."""
+"""Dialogues of the corpus or of a file, as rows of tokens and labels; texts as a datastore."""
 
 import json
 import random
-from collections.abc import Generator, Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,41 +12,48 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.chat import Message, as_dialogue
-from ..checkpoint.files import read_text
+from ..checkpoint.config import read_folder
+from ..checkpoint.files import read_text, refuse_existing
 from ..checkpoint.notices import progress, tell
 from ..checkpoint.tokenizer import Messages, Tokenizer
+from ..ngram.datastore import save_datastore
+from ..pair.names import find_target
 from .corpus import GROUPS, conversations
+from .fit import Rows, Run
+from .fsdp import count_ranks
 
 # Groups that need what the prompt says come more often: that takes a model longest to learn.
 MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
 # The names of those who speak in a record -> what chat templates call them. Others are refused.
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
 ROLES |= {"human": "user", "gpt": "assistant"}  # ShareGPT's
+# What a record may have beside its messages, and a template may write. Without a template that
+# does, the record is passed over, as its text would be another one.
+BESIDE = ("tools", "documents", "functions", "images", "videos", "audios")
 
 Pair = tuple[list[int], list[int]]  # the ids of what is only read, and those of what is learnt
-Rows = tuple[Tensor, Tensor]  # tokens and labels, (R, T) each
 
 
 def read_records(data: str, seed: int) -> Iterable:
-    """The records that ``data`` names. "mini" is the corpus, without end; FILE.txt is one text.
+    """The dialogues that ``data`` names: "mini" is the corpus, without end; else it is a file.
 
-    Any other file is a JSON list of dialogues, or has one in each line. They are shuffled.
+    The file is a JSON list of dialogues, or has one in each line. They are shuffled.
     """
     if data == "mini":
         corpus = conversations(seed, "train", MIX)
         return ({"messages": as_dialogue(chain(*turns))} for turns in corpus)
     if not Path(data).is_file():
-        raise FileNotFoundError(f"no file {data}; expected mini, dialogues, or a text in FILE.txt")
-    text = read_text(Path(data))
-    if data.endswith(".txt"):
-        return [text]
+        raise FileNotFoundError(f"no file {data}; expected mini, or a file of dialogues")
+    text = read_text(Path(data)).strip()
     try:
-        if text.lstrip().startswith("["):
-            records = json.loads(text)
+        if text.startswith("["):
+            records, end = json.JSONDecoder().raw_decode(text)
+            if text[end:]:
+                raise ValueError("its first line is a list, and more follows")
         else:
             records = [json.loads(line) for line in text.split("\n") if line.strip()]
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{data} is not JSON ({error})") from None
+        raise ValueError(f"{data} is no JSON list, and no JSON lines: {error}") from None
     if not records:
         raise ValueError(f"{data} is empty")
     random.Random(seed).shuffle(records)
@@ -74,53 +82,79 @@ def read_dialogue(record: Any) -> list[Message]:
     return dialogue
 
 
-def read_dialogues(data: str, records: Iterable, tokenizer: Tokenizer) -> Iterator[list[Pair]]:
-    """Yield the rounds of each dialogue among the ``records`` of ``data``.
+def read_dialogues(
+    data: str,
+    records: Iterable,
+    tokenizer: Tokenizer,
+    ends: Sequence[str] = (),
+    answers_only: bool = True,
+) -> Generator[list[Pair], None, None]:
+    """Yield, for each dialogue among the ``records`` of ``data``, its rounds; see ``as_rounds``.
 
-    What is no dialogue, or cannot be written in the chat format, is passed over. How much that was
-    is told at the end, or when this iterator is closed. Raises ValueError if that is everything.
+    In a round only the answer is learnt or, without ``answers_only``, the prompt as well. What is
+    no dialogue, or cannot be written in the chat format, is passed over. How much that was is told
+    at the end, or when this generator is closed. Raises ValueError if that is everything.
     """
     found = 0
+    unlearnt = 0
     reasons = []
     try:
         for record in progress(records, f"reading {data}: dialogues"):
             try:
-                rounds = list(as_rounds(tokenizer, read_dialogue(record)))
-            except ValueError as error:
+                dialogue = read_dialogue(record)
+                options = {name: record[name] for name in BESIDE if record.get(name)}
+                options |= record.get("chat_template_kwargs") or {}
+                rounds = list(as_rounds(tokenizer, dialogue, ends, options))
+            except (ValueError, TypeError) as error:
                 reasons.append(error)
                 continue
             found += 1
-            yield rounds
+            unlearnt += sum(each.get("weight") == 0 for each in dialogue)
+            yield rounds if answers_only else [([], read + said) for read, said in rounds]
         if not found:
             raise ValueError(f"{data} has no dialogue that can be learnt: {reasons[0]}")
     finally:
         if found and reasons:
             tell(f"{data}: {len(reasons)} records are passed over; of the first, {reasons[0]}")
+        if unlearnt:
+            tell(f"{data}: {unlearnt} messages of weight 0 are read, and not learnt as answers")
 
 
-def as_rounds(tokenizer: Tokenizer, messages: Messages) -> Iterator[Pair]:
-    """Yield (ids of the prompt, ids of the answer up to its EOS) of each answer.
+def as_rounds(
+    tokenizer: Tokenizer,
+    messages: Messages,
+    ends: Sequence[str] = (),
+    options: dict[str, Any] | None = None,
+) -> Iterator[Pair]:
+    """Yield (ids of the prompt, ids of the answer up to its end) of each answer that is learnt.
 
-    The prompt is what a model is given, and the answer what it has to write then. A prompt is only
-    what follows the round before it, or whole if that round is encoded otherwise in it. Raises
-    ValueError if there is no answer, if one follows no question, or if one does not stand right
-    after its prompt, as by templates that leave out what the assistant thought.
+    The prompt is what a model is given, and the answer what it has to write then, up to the first
+    of ``ends``, by default the tokenizer's EOS. A prompt is only what follows the round before it,
+    or whole if that round is encoded otherwise in it. An answer of weight 0 is a part of the next
+    prompt. ``options`` are the chat template's. Raises ValueError if there is no answer, if one
+    follows no question, or if one does not stand right after its prompt, as by templates that
+    leave out what the assistant thought.
     """
     dialogue = as_dialogue(messages)
-    render = tokenizer.chat_format.render
+    chat = tokenizer.chat_format
+    if options and not chat.is_template:
+        raise ValueError(f"the prompt format is {chat.name}; it writes no {', '.join(options)}")
+    render = partial(chat.render, **(options or {}))
     done: list[int] = []  # the ids of the rounds so far
     for turn, message in enumerate(dialogue):
-        if message["role"] != "assistant":
+        weight = message.get("weight")
+        if message["role"] != "assistant" or weight == 0:
             continue
+        if weight not in (None, 1):
+            raise ValueError(f"the weight {weight!r:.20} of an answer is neither 0 nor 1")
         if turn == 0 or dialogue[turn - 1]["role"] not in ("user", "tool"):
             raise ValueError("an answer follows no question")
         content = message["content"].strip()
         asked = render(dialogue[:turn])
         answered = render(dialogue[: turn + 1])
         answer = answered.removeprefix(asked)
-        if tokenizer.eos:
-            said, end, _ = answer.partition(tokenizer.eos)
-            answer = said + end
+        found = [end for end in ends or [tokenizer.eos] if end and end in answer]
+        answer = answer[: min((answer.index(end) + len(end) for end in found), default=None)]
         if not answered.startswith(asked) or not content or content not in answer:
             raise ValueError("an answer is empty, or not written whole after its prompt")
         prompt = tokenizer.encode_rendered(asked)
@@ -131,66 +165,58 @@ def as_rounds(tokenizer: Tokenizer, messages: Messages) -> Iterator[Pair]:
         yield new, whole[len(prompt) :]
         done = whole
     if not done:
-        raise ValueError("there is no answer")
-
-
-def read_pairs(
-    data: str, records: Iterable, tokenizer: Tokenizer, answers_only: bool
-) -> Generator[Pair, None, None]:
-    """Yield what is only read, and what is learnt after it, of the ``records`` of ``data``.
-
-    In dialogues the answers are learnt or, without ``answers_only``, everything. In a file of plain
-    text every token is learnt.
-    """
-    if data.endswith(".txt"):
-        for text in records:
-            yield [], tokenizer.encode(text)
-        return
-    for prompt, answer in chain.from_iterable(read_dialogues(data, records, tokenizer)):
-        yield (prompt, answer) if answers_only else ([], prompt + answer)
-
-
-def divide(pairs: Iterable[Pair], length: int) -> Iterator[Rows]:
-    """Pairs end to end, in rows: yield (tokens, labels), (length,) each.
-
-    Labels are the tokens that follow, -100 where they are only read. Rows that have none are left
-    out. An example with rows of 3: the pairs ([1, 2], [3, 4]) and ([5], [6, 7]) give
-
-        tokens     1  2  3       4  5  6
-        labels  -100  3  4    -100  6  7
-    """
-    ids: list[int] = []
-    learnt: list[int] = []
-    for read, said in pairs:
-        ids += read + said
-        learnt += [-100] * len(read) + said
-        ends = range(length, len(ids), length)  # one more token has to be there: the last label
-        for end in ends:
-            tokens = torch.tensor(ids[end - length : end], dtype=torch.int32)
-            labels = torch.tensor(learnt[end - length + 1 : end + 1], dtype=torch.int32)
-            if labels.max() != -100:
-                yield tokens, labels
-        del ids[: len(ends) * length]
-        del learnt[: len(ends) * length]
+        raise ValueError("there is no answer to learn")
 
 
 def make_rows(
-    pairs: Iterable[Pair], batch: int, length: int, millions: float | None = None
+    dialogues: Iterable[list[Pair]], batch: int, length: int, millions: float | None = None
 ) -> Rows:
-    """Rows of ``pairs``: all, or whole batches of about so many ``millions`` of tokens.
+    """Dialogues end to end, in rows: all, or whole batches of about so many ``millions`` of tokens.
 
-    A notice says if there are fewer. Raises ValueError if they do not fill a batch.
+    Labels are the tokens that follow, -100 where they are only read. Rows that have none are left
+    out. An example with rows of 3: the rounds ([1, 2], [3, 4]) and ([5], [6, 7]) give
+
+        tokens     1  2  3       4  5  6
+        labels  -100  3  4    -100  6  7
+
+    Raises ValueError if the rows do not fill a batch.
     """
     count = None
     if millions is not None:
         count = max(1, round(millions * 1e6 / (batch * length))) * batch
-    rows = list(islice(divide(pairs, length), count))
-    there = f"there are {len(rows)} rows of {length} tokens"
+    rows: list[Tensor] = []
+    ids: list[int] = []  # those that are in no row yet
+    learnt: list[int] = []
+    total = 0
+    for read, said in chain.from_iterable(dialogues):
+        ids += read + said
+        learnt += [-100] * len(read) + said
+        total += len(read) + len(said)
+        ends = range(length, len(ids), length)  # one more token has to be there: the last label
+        for end in ends:
+            both = ids[end - length : end], learnt[end - length + 1 : end + 1]
+            row = torch.tensor(both, dtype=torch.int32)  # (2, T)
+            if row[1].max() != -100:
+                rows.append(row)
+        del ids[: len(ends) * length], learnt[: len(ends) * length]
+        if count is not None and len(rows) >= count:
+            break
     if len(rows) < batch:
-        raise ValueError(f"{there}; a batch needs {batch}")
-    tokens = torch.stack([row for row, _ in rows])
-    labels = torch.stack([row for _, row in rows])
-    if count is not None and len(rows) < count:
-        learnt = (labels != -100).sum()
-        tell(f"{there}, and {learnt} tokens to learn; --millions {millions} asks for {count} rows")
+        ranks = count_ranks()
+        fits = f"--batch {len(rows) // ranks * ranks}"
+        if len(rows) < ranks:
+            fits = f"--batch {ranks} --length {max(1, min(length, total) // (2 * ranks))}"
+        there = f"there are {len(rows)} rows of {length} tokens"
+        raise ValueError(f"{there}, and a batch has {batch}; give more text, or {fits}")
+    tokens, labels = torch.stack(rows[:count], dim=1)  # (R, T) each
     return tokens, labels
+
+
+def make_datastore(run: Run, target: str, files: list[Path]) -> None:
+    """Write the texts of ``files``, as ids of ``target``, for ``run.py --datastore`` to read."""
+    refuse_existing(run.out)
+    path, config, _ = read_folder(find_target(target))
+    tokenizer = Tokenizer(path, config.vocab_size)
+    documents = [tokenizer.encode(read_text(file)) for file in files]
+    save_datastore(run.out, documents, config)
+    tell(f"{run.out}: {len(documents)} documents, {sum(map(len, documents))} tokens")

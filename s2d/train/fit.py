@@ -1,25 +1,44 @@
-"""The training loop of the SoFT loss: AdamW, a learning rate schedule, checkpoints."""
+"""The training loop of the SoFT loss: all exits at once, with checkpoints."""
 
+import json
 import math
 import time
 import zlib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
 
 from ..checkpoint import is_fast
+from ..checkpoint.files import refuse_existing, staged
 from ..checkpoint.notices import PROGRESS_SECONDS, tell
 from ..soft import soft_losses
 from ..speed.tensor_parallel import from_rank_0
-from .data import Rows
 from .fsdp import Divided, count_ranks, load_checkpoint, save_checkpoint
-from .teacher import Teacher
 
 CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
+Rows = tuple[Tensor, Tensor]  # tokens and labels, (R, T) each
+
+
+def make_adamw(model: nn.Module, weight_decay: float) -> Optimizer:
+    """AdamW, which lets matrices alone decay."""
+    groups = []
+    for is_matrix, decay in ((True, weight_decay), (False, 0.0)):
+        parameters = [each for each in model.parameters() if (each.dim() == 2) == is_matrix]
+        groups.append({"params": parameters, "weight_decay": decay})
+    return AdamW(groups, betas=(0.9, 0.95), fused=True)
+
+
+def warm_up_and_cosine(step: int, steps: int, peak: float) -> float:
+    """The learning rate rises for the first 4 % of the steps, then falls to a twentieth."""
+    rising = min(1.0, (step + 1) / max(1, round(0.04 * steps)))
+    falling = 0.5 * (1 + math.cos(math.pi * step / steps))
+    return peak * rising * (0.05 + 0.95 * falling)
 
 
 @dataclass(frozen=True)
@@ -33,10 +52,15 @@ class Recipe:
     weight_decay: float = 0.1
     init: str = ""  # the model whose first layers it begins with
     exits: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()  # of the exits' losses; without any, all are equal
     data: str = ""  # what it learns, as it was named
     all_text: bool = False
     teacher: str | None = None
     align: float | None = None
+    # Functions with the arguments and results of these three.
+    loss: Callable[..., Tensor] = field(default=soft_losses, repr=False)
+    schedule: Callable[..., float] = field(default=warm_up_and_cosine, repr=False)
+    make_optimizer: Callable[..., Optimizer] = field(default=make_adamw, repr=False)
 
 
 @dataclass(frozen=True)
@@ -50,16 +74,27 @@ class Run:
         """The file from which a training goes on; it is there until ``out`` is written."""
         return self.out.with_name(f"{self.out.name}.checkpoint")
 
+    @property
+    def losses(self) -> Path:
+        """The file with the losses of each step."""
+        return self.out.with_name(f"{self.out.name}.losses.jsonl")
 
-def fit(
-    model: Divided, rows: Rows, recipe: Recipe, run: Run, teacher: Teacher | None = None
-) -> Iterator[Tensor]:
+    def refuse_existing(self) -> None:
+        """Raise ValueError if the output is there already, or OSError if it cannot be written."""
+        refuse_existing(self.out)
+        if not self.unfinished.exists():
+            refuse_existing(self.losses)
+
+
+def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor]:
     """Train ``model`` in place, all exits together; yields the losses (E,) of each step.
 
-    The loss is the mean over all labelled tokens of a step, however they are divided among
-    micro-batches and processes. A training goes on from its checkpoint if that is there, and has
-    the losses and weights of an uninterrupted one. Raises ValueError if the checkpoint is another
-    training's, and if the loss is not finite.
+    An exit's loss is the mean over all labelled tokens of a step, however they are divided among
+    micro-batches and processes. The loss that is minimised is the mean of the exits' losses by
+    ``recipe.weights``; those that are yielded, and written to ``run.losses`` after the last step,
+    are not weighed. A training goes on from its checkpoint if that is there, and has the losses
+    and weights of an uninterrupted one. Raises ValueError if a loss is not finite, or if the
+    checkpoint is another training's. There, functions are known by their names.
     """
     tokens, labels = rows
     exits = recipe.exits
@@ -67,28 +102,33 @@ def fit(
     ranks = count_ranks()
     rank = dist.get_rank() if dist.is_initialized() else 0
     bf16 = is_fast(torch.bfloat16, device)  # for matmuls; all else stays float32
-    loss_function = soft_losses if teacher is None else teacher.losses
-    optimizer = make_optimizer(model, recipe.weight_decay)
-    batches = order_rows(len(tokens), recipe.epochs, run.seed).split(recipe.batch)
+    weights = torch.tensor(recipe.weights or [1] * len(exits), device=device).float()  # (E,)
+    weights /= weights.mean()
+    optimizer = recipe.make_optimizer(model, recipe.weight_decay)
     steps = len(tokens) * recipe.epochs // recipe.batch
     # All that decides what the losses are. The size of micro-batches only changes the rounding.
-    settings = asdict(replace(recipe, micro_batch=1)) | {"seed": run.seed}
+    settings = vars(replace(recipe, micro_batch=1)) | {"seed": run.seed}
     settings["content of the data"] = zlib.crc32(tokens.numpy())
-    done = 0
+    for name, value in settings.items():
+        if callable(value):
+            settings[name] = getattr(value, "__qualname__", type(value).__qualname__)
+    log: list[dict] = []
     if run.unfinished.exists():
-        done = load_checkpoint(run.unfinished, model, optimizer, settings)
+        log = load_checkpoint(run.unfinished, model, optimizer, settings)["log"]
+        tell(f"{run.unfinished}: the training goes on after step {len(log)} of {steps}")
+    batches = islice(order_rows(len(tokens), recipe.batch, run.seed), len(log), None)
     told = saved = time.monotonic()
-    for step in range(done, steps):
+    for step, batch in zip(range(len(log), steps), batches):
+        lr = recipe.schedule(step, steps, recipe.lr)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, recipe.lr)
-        batch = batches[step]
+            group["lr"] = lr
         count = (labels[batch] != -100).sum().item()
         losses = torch.zeros(len(exits), device=device)
         for part in batch[rank::ranks].split(recipe.micro_batch):
             inputs = tokens[part].to(device), labels[part].to(device), exits
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                own = model(loss_function, *inputs) / max(1, count)
-            (own.mean() * ranks).backward()  # gradients are averaged over processes
+                own = model(recipe.loss, *inputs) / max(1, count)  # (E,)
+            ((own * weights).mean() * ranks).backward()  # gradients are averaged over processes
             losses += own.detach()
         if ranks > 1:
             dist.all_reduce(losses)
@@ -97,36 +137,28 @@ def fit(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        by_exit = dict(zip(exits, losses.tolist()))
+        log.append({"step": step + 1, "lr": lr, "losses": by_exit})
         if time.monotonic() - told > PROGRESS_SECONDS or step + 1 == steps:
             told = time.monotonic()
-            by_exit = [f"exit {each}: {loss:.3f}" for each, loss in zip(exits, losses)]
-            tell(f"{run.out.name} step {step + 1}/{steps}  {'  '.join(by_exit)}")
+            words = [f"exit {each}: {value:.3f}" for each, value in by_exit.items()]
+            tell(f"{run.out.name} step {step + 1}/{steps}  {'  '.join(words)}")
         # The clock of rank 0 counts.
-        is_due = from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS)  # noqa: B023
-        if is_due:
-            save_checkpoint(run.unfinished, model, optimizer, settings | {"step": step + 1})
+        if from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS):  # noqa: B023
+            save_checkpoint(run.unfinished, model, optimizer, settings | {"log": log})
             saved = time.monotonic()
         yield losses
+    if rank == 0:
+        with staged(run.losses) as file:
+            file.write_text("".join(f"{json.dumps(each)}\n" for each in log))
 
 
-def make_optimizer(model: nn.Module, weight_decay: float) -> torch.optim.Optimizer:
-    """AdamW, which lets matrices alone decay."""
-    groups = []
-    for is_matrix, decay in ((True, weight_decay), (False, 0.0)):
-        parameters = [each for each in model.parameters() if (each.dim() == 2) == is_matrix]
-        groups.append({"params": parameters, "weight_decay": decay})
-    return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
-
-
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up over the first 4 % of the steps, then a cosine to a twentieth of the peak."""
-    rising = min(1.0, (step + 1) / max(1, round(0.04 * steps)))
-    falling = 0.5 * (1 + math.cos(math.pi * step / steps))
-    return peak * rising * (0.05 + 0.95 * falling)
-
-
-def order_rows(rows: int, epochs: int, seed: int) -> Tensor:
-    """Row numbers: in the first epoch in their own order, then shuffled anew in every epoch."""
+def order_rows(rows: int, batch: int, seed: int) -> Iterator[Tensor]:
+    """Yield row numbers (batch,): at first in their own order, then shuffled in every epoch."""
     generator = torch.Generator().manual_seed(seed)
-    later = [torch.randperm(rows, generator=generator) for _ in range(epochs - 1)]
-    return torch.cat([torch.arange(rows), *later])
+    order = torch.arange(rows)
+    while True:
+        while len(order) < batch:
+            order = torch.cat((order, torch.randperm(rows, generator=generator)))
+        yield order[:batch]
+        order = order[batch:]

@@ -49,7 +49,7 @@ class Divided(nn.Module):
 
 
 def save_checkpoint(file: Path, model: Divided, optimizer: Optimizer, about: dict) -> None:
-    """Have rank 0 write the whole state, and what is ``about`` it: the settings and the step."""
+    """Have rank 0 write the whole state, and what is ``about`` it: the settings and the losses."""
     weights, state = state_dict.get_state_dict(model.model, optimizer, options=WHOLE)
     if weights:  # on rank 0
         with staged(file) as stage:
@@ -58,8 +58,8 @@ def save_checkpoint(file: Path, model: Divided, optimizer: Optimizer, about: dic
         dist.barrier()  # no rank goes on before the file is there, as each looks for it
 
 
-def load_checkpoint(file: Path, model: Divided, optimizer: Optimizer, settings: dict) -> int:
-    """Take the state in ``file``; returns the number of steps done.
+def load_checkpoint(file: Path, model: Divided, optimizer: Optimizer, settings: dict) -> dict:
+    """Take the state in ``file``; returns what was saved about it.
 
     Raises ValueError if it is damaged, or if the training was begun with other ``settings``.
     """
@@ -73,4 +73,4 @@ def load_checkpoint(file: Path, model: Divided, optimizer: Optimizer, settings: 
             raise ValueError(f"{file} was begun with another {name}: {before}, not {value}")
     found = {"model_state_dict": weights, "optim_state_dict": state}
     state_dict.set_state_dict(model.model, optimizer, **found, options=WHOLE)
-    return about["step"]
+    return about

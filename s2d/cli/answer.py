@@ -1,0 +1,160 @@
+"""The program of run.py: it answers a prompt, the lines of a file, or a person."""
+
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Iterable
+from dataclasses import fields, replace
+
+from ..checkpoint import check_device, placement
+from ..checkpoint.files import read_text, refuse_existing
+from ..checkpoint.notices import tell
+from ..checkpoint.tokenizer import StopStrings
+from ..generation import make_decoder
+from ..options import Options
+from ..pair.loading import Choice, Pair, choose_pair, load_chosen
+from ..pair.names import MINIATURE_PROMPTS, miniature_note
+from ..speed.batch import decode_many
+from ..speed.tensor_parallel import from_rank_0, join_processes  # for torchrun
+from .conversation import encode, hold_conversation
+from .terminal import as_json, compare_speed, exit_colors, report, show, stream
+
+EXAMPLE = "Explain in a few sentences why the sky is blue."
+
+
+def answer(args: Namespace) -> int:
+    """The whole program: the exit code. torchrun runs it in each of its processes.
+
+    Prompts are encoded before the models are loaded, which takes long, as they may be refused.
+    """
+    join_processes()
+    if args.trace is not None:
+        refuse_existing(args.trace)
+    choice = choose(args)
+    if args.prompts or args.examples:
+        return answer_lines(read_lines(args), args, choice)
+    if args.interactive:
+        encode(["Hello."], args, choice.tokenizer)  # the template may refuse its options
+        hold_conversation(args, load(choice, args))
+    else:
+        answer_prompt(args, choice)
+    return 0
+
+
+def choose(args: Namespace) -> Choice:
+    """The target, what drafts for it, and the options; ValueError for what cannot be run."""
+    names = {field.name for field in fields(Options)} | {"draft_length", "tree"}
+    given = {name: value for name, value in vars(args).items() if name in names}
+    given = {name: value for name, value in given.items() if value is not None}
+    check_device(args.device)
+    try:
+        choice = choose_pair(args.target, args.draft, **given)
+    except ValueError as error:
+        raise ValueError(as_typed(str(error), given)) from None
+    if args.stop_strings:
+        stop_at = StopStrings(choice.tokenizer, args.stop_strings)
+        choice = replace(choice, options=replace(choice.options, stop_at=stop_at))
+    args.raw = args.raw or choice.tokenizer.chat_format.is_plain
+    if args.raw and (args.interactive or args.system or args.template_option):
+        which = "--interactive, --system and --template-option"
+        raise ValueError(f"{which} need a chat template, and there is none")
+    return choice
+
+
+def as_typed(message: str, names: Iterable[str]) -> str:
+    """A message that begins with one of the ``names``, such as top_p, with --top-p instead."""
+    for name in names:
+        if re.match(rf"{name}\b", message):
+            return f"--{name.replace('_', '-')}{message.removeprefix(name)}"
+    return message
+
+
+def load(choice: Choice, args: Namespace) -> Pair:
+    if note := miniature_note(args.target):
+        tell(note)
+    tell(f"loading target {choice.folder.path}, draft {choice.found.description}")
+    words = "plain text (--raw)" if args.raw else choice.tokenizer.chat_format.name
+    tell(f"prompt format: {words}")
+    pair = load_chosen(choice, args.device, args.dtype)
+    tell(f"target on {placement(pair.target)}")
+    return pair
+
+
+def read_prompt(args: Namespace) -> str:
+    if args.prompt is None:
+        return MINIATURE_PROMPTS[0] if miniature_note(args.target) else EXAMPLE
+    if args.prompt != "-":
+        return args.prompt
+    return from_rank_0(lambda: sys.stdin.read()).removeprefix("\ufeff").removesuffix("\n")
+
+
+def answer_prompt(args: Namespace, choice: Choice) -> None:
+    """Answer one prompt, as a text that comes or as JSON; with --trace as a page as well."""
+    text = read_prompt(args)
+    prompt = encode([text], args, choice.tokenizer)
+    size = choice.folder.config.max_position_embeddings
+    if not 0 < len(prompt) < size:
+        raise ValueError(f"the prompt has {len(prompt)} tokens; expected 1 to {size - 1}")
+    pair = load(choice, args)
+    decoder = make_decoder(pair.target, prompt, pair.draft, pair.options)
+    steps = iter(decoder)
+    if args.trace is not None:
+        from ..trace.page import write_page
+        from ..trace.record import Recorder
+
+        draft = pair.found.draft
+        models = {"target": pair.folder.path.name, "draft": draft and draft.path.name}
+        recorder = Recorder(pair.tokenizer, decoder, models, exit_colors(pair))
+        steps = recorder.record()
+    if args.json:
+        for _ in steps:
+            pass
+    else:
+        stream(steps, pair, args.stop_strings)
+    generation = decoder.result()
+    if args.trace is not None:
+        from_rank_0(lambda: write_page(recorder.data(), args.trace))
+        tell(f"wrote {args.trace}")
+    if args.json:
+        show(as_json(generation, args, pair, prompt=text))
+        return
+    print(f"\n{report(generation, pair)}", file=sys.stderr)
+    # A comparison takes ten more answers. Without --compare, it is made for the example only.
+    if args.compare or (args.prompt is None and args.method != "ar"):
+        print(compare_speed(pair, prompt, generation), file=sys.stderr)
+
+
+def read_lines(args: Namespace) -> list[tuple[int, str]]:
+    """The lines of --prompts that are not blank, or the --examples, each with its number.
+
+    Raises ValueError if there is none.
+    """
+    if args.prompts:
+        lines = from_rank_0(lambda: read_text(args.prompts).split("\n"))
+    elif miniature_note(args.target):
+        lines = MINIATURE_PROMPTS
+    else:
+        raise ValueError("--examples are for the miniatures, such as --target 13b")
+    found = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not found:
+        raise ValueError(f"{args.prompts} has no line to answer")
+    return found
+
+
+def answer_lines(lines: list[tuple[int, str]], args: Namespace, choice: Choice) -> int:
+    """Answer each of ``lines``, in their order; returns 2 if there is one without an answer."""
+    prompts = [encode([line], args, choice.tokenizer) for _, line in lines]
+    pair = load(choice, args)
+    code = 0
+    answers = decode_many(pair.target, prompts, pair.draft, pair.options, args.batch or 8)
+    for (number, line), result in zip(lines, answers):
+        if isinstance(result, ValueError):  # stands for a prompt that cannot be run
+            tell(f"line {number}: {result}")
+            code = 2
+        elif args.json:
+            show(as_json(result, args, pair, line=number, prompt=line))
+        else:
+            is_cut = result.ended in ("length", "context")
+            end = f"\n(ended by {result.ended})" if is_cut else ""
+            show(f"## {number}: {line}\n\n{result.text(pair.tokenizer)}{end}\n")
+    return code
