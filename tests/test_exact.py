@@ -14,14 +14,7 @@ import numpy as np
 import pytest
 import torch
 from enumeration import joint_distribution, joint_of, next_token_model
-from helpers import (
-    ByLastToken,
-    drawn_options,
-    nearly_equal,
-    raises_line,
-    random_llama,
-    random_tokens,
-)
+from helpers import ByLastToken, drawn_options, nearly_equal, random_llama, random_tokens
 
 from s2d import StopStrings, definition, generate, generate_many
 from s2d.generation import start
@@ -30,7 +23,6 @@ from s2d.pair.loading import fit_vocabulary
 from s2d.rules import SharedNoise
 from s2d.sampling import Draws, warp
 from s2d.tree import GrowingShape, Tree
-
 
 SHAPES = [(1, 1, 1, 1), (3, 1, 1), (2, 2, 1), (1, 3)]
 SHAPES += [GrowingShape(2, 3, 5), GrowingShape(3, 3, 12), GrowingShape(4, 2, 3)]
