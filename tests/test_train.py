@@ -31,8 +31,7 @@ def seeded(seed):
 
 ROWS = torch.randint(0, 61, (24, 16), generator=seeded(1), dtype=torch.int32)
 LABELS = ROWS.roll(-1, dims=1).where(torch.rand(24, 16, generator=seeded(2)) > 0.4, -100)
-SIZES = dict(batch=8, micro_batch=8, length=16, epochs=2, exits=(1, 3))
-RECIPE = fit.Recipe(**SIZES, lr=5e-3, weights=(1.0, 3.0))
+RECIPE = fit.Recipe(8, 8, 16, lr=5e-3, epochs=2, exits=(1, 3), weights=(1.0, 3.0))
 
 
 def student(**changes):
@@ -91,9 +90,7 @@ def test_functions_of_ones_own(tmp_path):
         schedule = lambda step, steps, lr: scale * lr  # noqa: B023, E731
         losses = losses_of(tmp_path / f"{scale}", model, loss=loss, schedule=schedule, **sgd)
         found.append([scale * losses, *model.parameters()])
-    assert all(map(torch.equal, *found)) and not torch.equal(
-        model.lm_head.weight, student().lm_head.weight
-    )
+    assert all(map(torch.equal, *found)) and (losses[0] > losses[-1]).all()
     assert len(losses_of(tmp_path / "c", stop_after=1, epochs=10**12)) == 1
 
 
@@ -110,8 +107,7 @@ def test_resumed_is_as_uninterrupted(tmp_path, monkeypatch, stop_after, make):
     losses_of(run.out, make(), stop_after)
     kept = shutil.copy(run.unfinished, tmp_path / "kept")
     refused = partial(raises_line, losses_of, ValueError)
-    others = dict(lr=1e-3, init="b", data="b", teacher="b", all_text=True)
-    others |= dict(weights=(1.0, 2.0), loss=sum)
+    others = dict(lr=1e-3, init="b", data="b", teacher="b", weights=(1.0, 2.0), loss=sum)
     for name, value in others.items():
         refused(f"was begun with another {name}", run.out, make(), **{name: value})
     refused("was begun with another content", run.out, make(), rows=ROWS.flip(0))
@@ -219,8 +215,8 @@ def test_thresholds():
 
 
 MISTAKES = """
---data TMP/bad.json --length 65 | bad.json is no JSON list, and no JSON lines: Expecting
---data TMP/lists.jsonl | no JSON lines: its first line is a list, and more follows
+--data TMP/bad.json --length 65 | bad.json cannot be read: Expecting
+--data TMP/lists.jsonl | lists.jsonl cannot be read: its first line is a list; expected an object
 --data TMP/empty.json --length 65 | empty.json is empty
 --data TMP/none.json | no dialogue that can be learnt: the role 'GPT' is none of
 --data TMP/few.json | 0 rows of 48 tokens, and a batch has 4; give more text, or --batch 1 --length
