@@ -2,10 +2,10 @@
 
 import sys
 from argparse import Namespace
+from functools import partial
 
 from s2d import __version__
 from s2d.cli.ending import run_program
-from s2d.cli.program import Parser, add_drafting_options, file_name, named_value, whole
 
 # The options that say what drafts, and how.
 DRAFTING = "draft exits thresholds draft_length tree stop rule init decision datastore".split()
@@ -13,6 +13,8 @@ MAX_BATCH = 1024  # prompts in a pass, as in speed/batch.py, which imports PyTor
 
 
 def parse(arguments: list[str] | None = None) -> Namespace:
+    from s2d.cli.program import Parser, add_drafting_options, file_name, named_value, whole
+
     parser = Parser(
         prog="run.py",
         usage="python run.py --target MODEL [options]",
@@ -66,7 +68,8 @@ def parse(arguments: list[str] | None = None) -> Namespace:
     add("--trace", type=file_name, metavar="FILE.html", help=words)
 
     args = parser.parse_args(arguments)
-    refuse_useless(args, parser)
+    for mistake in mistakes(args):
+        parser.error(mistake)
     if args.prompt:
         args.prompt = args.prompt[0]
     if args.paper:
@@ -76,22 +79,20 @@ def parse(arguments: list[str] | None = None) -> Namespace:
     return args
 
 
-def refuse_useless(args: Namespace, parser: Parser) -> None:
-    """End the program if an option would do nothing beside others."""
+def mistakes(args: Namespace) -> list[str]:
+    """What is wrong where an option would do nothing beside others."""
     many = args.prompts or args.examples
     single = args.trace or args.compare
     words = args.interactive or args.compare
     drafts = args.paper or args.compare or any(getattr(args, name) is not None for name in DRAFTING)
-    mistakes = {
+    messages = {
         "--prompt is given twice; --prompts FILE answers several": len(args.prompt or ()) > 1,
         "--batch does nothing without --prompts": args.batch and not many,
         "--trace and --compare are for a single prompt": single and (many or args.interactive),
         "--json goes neither with --interactive nor with --compare": args.json and words,
         "--method ar does not draft, and is the target alone": args.method == "ar" and drafts,
     }
-    for message, is_made in mistakes.items():
-        if is_made:
-            parser.error(message)
+    return [message for message, is_made in messages.items() if is_made]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -103,7 +104,11 @@ def run(arguments: list[str] | None) -> int:
     args = parse(arguments)
     from s2d.cli.answer import answer  # imports PyTorch, which takes seconds
 
-    return answer(args)
+    if args.trace is None:
+        return answer(args, watch=lambda decoder, pair: decoder)
+    from s2d.trace.page import trace
+
+    return answer(args, watch=partial(trace, file=args.trace))
 
 
 if __name__ == "__main__":

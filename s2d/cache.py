@@ -38,19 +38,20 @@ class NoCache:
 
 
 class LayerCache:
-    """What one layer is handed: the keys and values (1, G, capacity, D) of a ``KVCache``."""
+    """What one layer is handed: its keys and values (1, G, capacity, D) in a ``KVCache``."""
 
-    def __init__(self, cache: "KVCache") -> None:
-        self.cache = cache
-        self.keys = torch.empty(0)
-        self.values = torch.empty(0)
+    keys: Tensor
+    values: Tensor
+    length = 0  # of the entries, those of the pass that is being made included
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Keep the newest T keys and values (1, G, T, D); attend to all from q (1, H, T, D)."""
-        end, T = self.cache.length, k.shape[2]
-        self.keys.narrow(2, end - T, T).copy_(k)
-        self.values.narrow(2, end - T, T).copy_(v)
-        return attention(q, self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end), mask)
+        T = k.shape[2]
+        self.keys.narrow(2, self.length - T, T).copy_(k)
+        self.values.narrow(2, self.length - T, T).copy_(v)
+        keys = self.keys.narrow(2, 0, self.length)
+        values = self.values.narrow(2, 0, self.length)
+        return attention(q, keys, values, mask)
 
 
 class KVCache:
@@ -67,7 +68,7 @@ class KVCache:
         # The heads of an entry lie together, so that new entries are written in one piece.
         self.keys = torch.empty((layer_count, 0, heads, head_dim), device=device, dtype=dtype)
         self.values = self.keys
-        self.layers = [LayerCache(self) for _ in range(layer_count)]
+        self.layers = [LayerCache() for _ in range(layer_count)]
 
     def extend(self, T: int) -> None:
         """Count ``T`` new entries as filled: each layer is about to fill its own."""
@@ -79,6 +80,8 @@ class KVCache:
                 layer.keys = keys.transpose(0, 1).unsqueeze(0)  # the same memory
                 layer.values = values.transpose(0, 1).unsqueeze(0)
         self.length = end
+        for layer in self.layers:
+            layer.length = end
 
     def keep(self, n: int, entries: list[int]) -> None:
         """Keep the first ``n`` entries and, of the later ones, ``entries``.

@@ -6,6 +6,7 @@ the last token of the context.
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -51,15 +52,19 @@ class Decoder:
         self.ended = ""  # why the answer has ended, see ``Generation``
         self.stats = Stats([each.exit_layer for each in drafter.exits])
         stop_at = options.stop_at
-        # Is called with each token of the answer but EOS; says whether the answer ends with it.
+        # This function is called with each token but EOS: does the answer end with it?
         self.is_last = (lambda token: False) if stop_at is None else stop_at.begin()
         self.cache = target.new_cache()
-        # The target's hidden states of a long prompt, which is read before the first tree.
+        # Of a long prompt, for ``Step.hidden``: exits of your own may read it. The core does not.
         self.hidden_before = target.model.norm.weight.new_empty((0, target.config.hidden_size))
-        self.steps = self.decode()
 
     def __iter__(self) -> Iterator[Step]:
-        return self.steps  # after an error, or Ctrl-C within a step, there are no more
+        return self.steps
+
+    @cached_property
+    def steps(self) -> Iterator[Step]:
+        """One generator for all iterations: a step that was interrupted ends it."""
+        return self.decode()
 
     @torch.inference_mode()
     def decode(self) -> Iterator[Step]:
@@ -86,13 +91,12 @@ class Decoder:
         self.read_long_prompt()
         n = len(self.context)
         # One position is for the bonus token. To draft level d, the draft reads n + d - 1 tokens.
-        depth = min(
-            self.options.shape.depth, self.limit - n - 1, self.drafter.max_positions - n + 1
-        )
+        shape = self.drafter.options.shape
+        depth = min(shape.depth, self.limit - n - 1, self.drafter.max_positions - n + 1)
         return self.drafter.grow(Tree.root(self.context), depth, self.rule)
 
     def read_long_prompt(self) -> None:
-        """Read a long prompt before the first tree, as the mask of both would be large."""
+        """Read a long prompt before the first tree: a mask of both would be large."""
         if len(self.context) - self.cache.length > MAX_UNREAD:
             tokens = to_device([self.context[:-1]], self.target.device)  # (1, T)
             hidden = self.target.embed(tokens)
@@ -126,7 +130,7 @@ class Decoder:
                 self.ended = "eos"
             elif self.is_last(token):
                 self.ended = "stop_at"
-            if self.ended:  # it may be inside of the accepted path
+            if self.ended:  # the last token may be inside of the accepted path
                 tokens, accepted = tokens[:count], accepted[:count]
                 break
         self.context += tuple(tokens)
@@ -138,7 +142,7 @@ class Decoder:
         return Step(tree, logits, hidden, accepted, tokens)
 
     def new_tokens(self, tree: Tree, accepted: list[int], bonus: int) -> list[int]:
-        """What a step emits, if the answer does not end before."""
+        """What a step emits. A subclass may emit other tokens (mcsd/roots.py)."""
         return [*(tree.tokens[node] for node in accepted), bonus]
 
     def roll_back(self, step: Step) -> None:

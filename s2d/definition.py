@@ -7,28 +7,24 @@ The target takes the token with the largest log p + g. Here p is its distributio
 noise: a number for each token and position, from a seed alone. This is a draw from p (see
 ``sampling.Draws.noise``). The draft, with the distribution q, knows g as well, and trusts half of
 it: it proposes the tokens with the largest log q + g / 2. For greedy decoding, the caller gives a
-noise of zeros, and p is at temperature 1.
-
-The fast code drafts nothing beyond the positions of the draft model. Exit 0, rejection sampling,
-improved MCSD and stop strings are not defined here.
+noise of zeros, and p is at temperature 1. Exit 0, rejection sampling, improved MCSD, stop strings
+and a draft model with too few positions are not defined here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .model import Llama
-from .sampling import Draws, warp
+from .sampling import Draws
 from .tree import FixedShape, GrowingShape
 
 TokenPath = tuple[int, ...]  # from the first level down; () is the end of the context
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """How the draft drafts, and from which distributions tokens are drawn."""
 
     exits: Sequence[int]
@@ -97,7 +93,7 @@ def propose(
         for (path, path_prob), row in zip(frontier.items(), logits):
             q = settings.distribution(row)  # (V,)
             g = settings.noise(len(context) + len(path))  # (V,)
-            estimates = (q.log() + g / 2).softmax(dim=-1)
+            estimates = (q.log() + g / 2).softmax(dim=-1)  # of what the target takes
             best = estimates.topk(min(width, len(q))).indices.tolist()
             children = [token for token in best if q[token] > 0]
             proposed[path] = Proposed(children, exit_layer, confidence)
@@ -157,7 +153,7 @@ def show() -> None:
         thresholds=options.thresholds,
         shape=options.shape,
         stop=options.stop,
-        distribution=lambda logits: warp(logits, temperature=1.0),
+        distribution=options.distribution,
         noise=lambda position: draws.noise([position], like)[0],
     )
     context = pair.tokenizer.encode_chat([question])
@@ -171,6 +167,6 @@ def show() -> None:
 
 
 if __name__ == "__main__":
-    from .cli.program import run_program
+    from .cli.ending import run_program
 
     raise SystemExit(run_program("s2d.definition", show))

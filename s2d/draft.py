@@ -82,13 +82,13 @@ class LayerExit:
         """Run the segment on all that it has not read, up to ``nodes``; the previous one before."""
         context = tree.context
         if self.cache.length == len(context) - 1 + len(tree.expanded) + len(nodes):
-            return
+            return  # a later exit asks for what this one has just read
         if self.previous is not None:
             self.previous.read(tree, nodes)
-        while len(context) - self.cache.length > MAX_UNREAD:  # a long prompt is read in parts
+        while len(context) - self.cache.length > MAX_UNREAD:  # a mask has a row for each of them
             part = context[: self.cache.length + MAX_UNREAD]
             self.run(part, len(part), ROOT_ALONE)
-        expanded = [*tree.expanded, *nodes]  # ``nodes`` are [0] at first
+        expanded = [*tree.expanded, *nodes]  # in the order of their entries: the root is the first
         tokens = [*context, *(tree.tokens[node] for node in expanded[1:])]
         self.run(tokens, len(context), tree.ancestors[np.ix_(expanded, expanded)])
 
@@ -117,10 +117,9 @@ class LayerExit:
     def keep(self, step: Step) -> None:
         """Keep what was read of the accepted path. The rest is read later, as context."""
         n = len(step.tree.context)
-        expanded = [
-            step.tree.expanded[each] for each in step.accepted if each in step.tree.expanded
-        ]
-        entries = [n - 1 + place for place in expanded if n - 1 + place < self.cache.length]
+        places = step.tree.expanded  # by node, counted from the root's entry
+        entries = [n - 1 + places[node] for node in step.accepted if node in places]
+        entries = [entry for entry in entries if entry < self.cache.length]
         self.cache.keep(n, entries)
         move_up(self.hidden, n, entries)
 

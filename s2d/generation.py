@@ -30,7 +30,7 @@ def generate(target: Llama, tokens: Ids, draft: Llama | None = None, **options: 
         target: the model whose text is written.
         tokens: the ids of the prompt, a list, tensor or array of shape (T,) or (1, T).
         draft: a draft model; without one, exit 0 drafts alone.
-        options: see ``options.fill_in``.
+        options: see ``options.Options``, and what ``options.fill_in`` makes of them.
 
     Ends at EOS, at what ``stop_at`` finds, after ``max_new_tokens``, or when the target's context
     is full. Raises ValueError for anything that cannot be run.
@@ -54,10 +54,11 @@ def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, options: Optio
     size = target.config.max_position_embeddings
     if not 0 < len(context) < size:
         raise ValueError(f"the prompt has {len(context)} tokens; expected 1 to {size - 1}")
-    if not isinstance(options.shape, FixedShape | GrowingShape):
-        options = replace(options, shape=CheckedShape(options.shape))
     exits = make_exits(target, draft, options)
-    drafter = SortedDraft(exits, options, target.config.eos_token_ids)
+    drafting = options
+    if type(options.shape) not in (FixedShape, GrowingShape):
+        drafting = replace(options, shape=CheckedShape(options.shape))
+    drafter = SortedDraft(exits, drafting, target.config.eos_token_ids)
     draws = Draws(options.seed)
     rule = make_rule(options, draws)
     if options.decision is not None:
@@ -104,9 +105,10 @@ def make_exits(target: Llama, draft: Llama | None, options: Options) -> list[Exi
             if isinstance(made, LayerExit):
                 previous = made
             exits.append(CheckedExit(made, vocab_size))
-    if previous is not None and draft.device != target.device:
+    draft = target if previous is None else previous.model
+    if draft.device != target.device:
         raise ValueError(f"the draft is on {draft.device}, and the target on {target.device}")
-    if previous is not None and draft.config.vocab_size != vocab_size:
+    if draft.config.vocab_size != vocab_size:
         sizes = f"{draft.config.vocab_size} and {vocab_size} tokens"
         raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
     numbers = [each.exit_layer for each in exits]

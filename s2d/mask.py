@@ -70,12 +70,13 @@ def positions_and_mask(
         return to_device(np.arange(read, read + T, dtype=np.float32), device), None
     # The part of the context that is not read yet is a chain above the root.
     lag = max(0, root - read)
-    tree = np.tri(lag + len(ancestors), dtype=bool)
-    tree[lag:, lag:] = ancestors
-    visible = np.ones((len(tree), root - lag + len(tree)), dtype=bool)  # what was read: by all
-    visible[:, root - lag :] = tree
+    tail = np.tri(lag + len(ancestors), dtype=bool)
+    tail[lag:, lag:] = ancestors
+    # Every row attends to the part of the context that was read.
+    visible = np.ones((len(tail), root - lag + len(tail)), dtype=bool)
+    visible[:, root - lag :] = tail
     visible = visible[-T:]  # nodes that have been read have no row
-    positions = visible.sum(axis=1, dtype=np.float32) - 1  # entry at depth d attends to d + 1
+    positions = visible.sum(axis=1, dtype=np.float32) - 1  # at position i, i + 1 are visible
     mask = torch.zeros(visible.shape, dtype=dtype, device=device)
     mask.masked_fill_(to_device(~visible, device), -torch.inf)
     return to_device(positions, device), mask

@@ -26,7 +26,8 @@ METHODS = {
     "s2d": ("all", "chain"),
     "s2d-tree": ("all", "growing"),
 }
-# What a draft's config.json does not say. A growing tree has top_k, depth and size.
+# What is given comes first, then what a draft's config.json says, and then this. A growing tree has
+# top_k, depth and size.
 DEFAULTS = {
     "method": "s2d",
     "exits": (),
@@ -126,7 +127,7 @@ def fill_in(
         method: one of METHODS. Exits and shapes that are given take the place of the method's.
         exits, stop, others: see ``Options``.
         thresholds: one for each exit but the last, which always answers. One for it is not read.
-        draft_length: the most tokens of a chain.
+        draft_length: the most tokens of a chain, which is drafted in the place of a tree.
         tree: the children of each node, by level, such as (4, 2, 2, 1); or a ``Shape``.
     """
     others = {name: within(name, value) for name, value in others.items()}
@@ -134,12 +135,10 @@ def fill_in(
         exits = (0,)
     if exits is not None:
         exits = tuple(index(each) if isinstance(each, SupportsIndex) else each for each in exits)
-    defaults = EXIT_0_ALONE
-    if exits != (0,):
-        defaults = DEFAULTS
-    if draft is not None and exits != (0,):
-        defaults = DEFAULTS | {"exits": (draft.config.num_hidden_layers,)} | draft.drafting
-    method = defaults["method"] if method is None else method
+    own = {} if draft is None else {"exits": (draft.config.num_hidden_layers,)} | draft.drafting
+    defaults = EXIT_0_ALONE if exits == (0,) else DEFAULTS | own
+    if method is None:
+        method = defaults["method"] if draft_length is None else "s2d"
     if method not in METHODS:
         raise ValueError(f"unknown method {short(method)}; expected {', '.join(METHODS)}")
     which, trees = METHODS[method]
@@ -164,6 +163,7 @@ def fill_in(
     if stop is None and others.get("decision") is not None:
         stop = others["decision"].threshold
     if stop is None:
+        # A growing tree needs no other end; those of exit 0 alone do.
         is_chain = isinstance(shape, FixedShape) and max(shape.widths, default=0) == 1
         stop = defaults["stop"] if is_chain or defaults is EXIT_0_ALONE else 0.0
     thresholds = tuple(map(float, thresholds[: len(exits) - 1]))
@@ -171,7 +171,7 @@ def fill_in(
 
 
 def within(name: str, value: Any) -> Any:
-    """What was given for an option: a number in its range, and of other parts no class."""
+    """What was given: a number in its range; for the other parts an object, and not its class."""
     if name in ("decision", "datastore", "stop_at") and isinstance(value, type):
         raise ValueError(f"{name} is an object, and not its class {value.__name__}")
     if name not in RANGES:

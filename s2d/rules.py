@@ -42,7 +42,7 @@ class Prediction(NamedTuple):
 class Rule(Protocol):
     """What a draft proposes, and what of it is accepted."""
 
-    exact: bool  # whether the text is the target's own, or follows its distribution
+    exact: bool  # whether drafting changes neither the text nor its law
 
     def propose(
         self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
@@ -197,7 +197,8 @@ class SharedNoise:
     """The target takes the token with the largest log p + g. The draft trusts half of g.
 
     q is only near p. More tokens with the largest log q + g / 2 are accepted than of those with the
-    largest log q or log q + g. That was measured (end of bench/README.md).
+    largest log q or log q + g: that was measured (end of bench/README.md). Their softmax estimates
+    how probable it is that the target, which sees all of g, takes a token.
     """
 
     exact = True
@@ -227,7 +228,8 @@ def best_children(probs: Tensor, widths: Sequence[int]) -> Proposal:
 
 def as_proposal(tokens: Tensor, probs: Tensor, widths: Sequence[int]) -> Proposal:
     """``tokens`` and their ``probs`` (R, C), up to widths[i] in row i; none of probability 0."""
-    both = torch.stack((tokens.to(probs.dtype), probs))  # so that a GPU is waited for once
+    # One tensor, so that a GPU is waited for once. Numbers up to 2^24 are exact in float32.
+    both = torch.stack((tokens.to(probs.dtype), probs))
     proposal = Proposal([], [])
     for token_row, prob_row, width in zip(*both.tolist(), widths):
         if isnan(prob_row[0]):

@@ -14,16 +14,17 @@ NOT_FINITE = "the logits are not finite: damaged weights, overflow, or a rule th
 def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0) -> Tensor:
     """Logits (..., V) -> probabilities (..., V) after temperature, top-k, then top-p.
 
-    At temperature 0 the first of the largest logits has all the probability. Computed in float32 or
-    better. Top-k keeps the ``top_k`` largest logits and all that equal the last of them; 0 keeps
-    all. Top-p keeps the smallest set of most probable tokens whose probabilities, among what top-k
-    left, sum to ``top_p`` or more (Holtzman et al. 2020, arXiv 1904.09751, section 3.1).
+    At temperature 0 the first of the largest logits has all the probability. A row without a finite
+    logit becomes NaN, at every temperature. Computed in float32 or better. Top-k keeps the
+    ``top_k`` largest logits and all that equal the last of them; 0 keeps all. Top-p keeps the
+    smallest set of most probable tokens whose probabilities, among what top-k left, sum to
+    ``top_p`` or more (Holtzman et al. 2020, arXiv 1904.09751, section 3.1).
     """
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
     if temperature == 0:
-        best = logits.argmax(dim=-1, keepdim=True)
-        return torch.zeros_like(logits).scatter(-1, best, 1.0)
+        best, tokens = logits.max(dim=-1, keepdim=True)
+        return torch.zeros_like(logits).scatter(-1, tokens, best - best + 1.0)
     if 0 < top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)

@@ -118,6 +118,7 @@ class Stats:
         that it or a deeper one drafts. Levels of which no node was sent are not counted.
         """
         levels = [dict(step.sent) for step in self.counted]  # of a step: {depth: its exit}
+        # {depth: how many trees had a node there}
         trees_to = Counter(depth for step in levels for depth in step)
         depths = range(1, len(trees_to) + 1)
         accepted = [sum(len(step.accepted) >= depth for step in self.counted) for depth in depths]

@@ -52,11 +52,11 @@ class Tree(NamedTuple):
     parents: tuple[int, ...] = (NO_PARENT,)
     depths: tuple[int, ...] = (0,)
     probs: tuple[float, ...] = (1.0,)  # the product of the estimates for the tokens on the path
-    exit_layers: tuple[int, ...] = (TARGET,)  # by the number of layers before it, who drafted it
+    exit_layers: tuple[int, ...] = (TARGET,)  # the exit that drafted it, by its number of layers
     ancestors: np.ndarray = ROOT_ALONE  # (N+1, N+1): row i has node i and its ancestors
     # By node, the distribution (V,) that its children were drawn from, if they were drawn.
     q: Mapping[int, Tensor] = NOTHING
-    # By node that was given children, its place in the draft's caches, counted from the root's.
+    # Of nodes that were given children: their place in the draft's caches, the root's being 0.
     expanded: Mapping[int, int] = NOTHING
     depth: int = 0  # the number of levels that were drafted
 
@@ -99,15 +99,19 @@ class Tree(NamedTuple):
         if len(kept) == len(self.tokens):
             return self
         number = {node: new for new, node in enumerate(kept)}
+        ancestors = self.ancestors[np.ix_(kept, kept)]
+        ancestors.flags.writeable = False
         return self._replace(
             tokens=tuple(self.tokens[node] for node in kept),
             parents=tuple(number.get(self.parents[node], NO_PARENT) for node in kept),
             depths=tuple(self.depths[node] for node in kept),
             probs=tuple(self.probs[node] for node in kept),
             exit_layers=tuple(self.exit_layers[node] for node in kept),
-            ancestors=self.ancestors[np.ix_(kept, kept)],
-            q={number[node]: self.q[node] for node in self.q.keys() & number},
-            expanded={number[node]: self.expanded[node] for node in self.expanded.keys() & number},
+            ancestors=ancestors,
+            q=MappingProxyType({number[node]: self.q[node] for node in kept if node in self.q}),
+            expanded=MappingProxyType(
+                {number[node]: self.expanded[node] for node in kept if node in self.expanded}
+            ),
         )
 
     def children(self, parent: int) -> list[int]:
@@ -128,7 +132,7 @@ class Shape(Protocol):
     """How a tree grows: ``FixedShape``, ``GrowingShape``, or an object of your own."""
 
     depth: int  # the number of levels below the root
-    prunes: bool  # whether ``sent`` may leave nodes out; children are then chosen and not drawn
+    prunes: bool  # whether ``sent`` may leave nodes out (then ``rules.Rejection`` chooses)
 
     def frontier(self, tree: Tree, leaves: list[int]) -> list[int]:
         """Which of the ``leaves``, nodes of the last level, get children: in ascending order."""

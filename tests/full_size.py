@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from s2d.checkpoint import empty_model, save_model  # noqa: E402
-from s2d.model import Drafting, Llama, LlamaConfig  # noqa: E402
+from s2d.model import Llama, LlamaConfig  # noqa: E402
 
 SHAPES = {  # hidden size, MLP width, layers, heads, vocabulary
     "7b": (4096, 11008, 32, 32, 32000),  # Vicuna 7B, Llama 2 7B
@@ -29,20 +29,22 @@ SHAPES = {  # hidden size, MLP width, layers, heads, vocabulary
 # How much a layer adds to the residual stream, by its number: up to 6, up to 9, up to 12, above.
 WEIGHT_OF = {6: 1.0, 9: 0.2, 12: 0.12, 10**9: 0.05}
 # The published thresholds are 0.5: random weights are hardly ever as confident.
-DRAFTING = Drafting(exits=(6, 9, 12), thresholds=(0.2, 0.2, 0.0), length=5)
+DRAFTING = dict(exits=(6, 9, 12), thresholds=(0.2, 0.2, 0.0), draft_length=5)
 
 
 def config_of(shape: str) -> LlamaConfig:
-    """A target that drafts for itself, and whose text never ends by itself."""
+    """Of a model whose text never ends by itself."""
     hidden, width, layers, heads, vocab_size = SHAPES[shape]
     sizes = dict(vocab_size=vocab_size, hidden_size=hidden, intermediate_size=width)
     sizes |= dict(num_attention_heads=heads, num_key_value_heads=heads)
     sizes |= dict(head_dim=hidden // heads, num_hidden_layers=layers)
-    return LlamaConfig(eos_token_ids=(), drafting=DRAFTING, **sizes)
+    return LlamaConfig(eos_token_ids=(), **sizes)
 
 
 def make_model(shape: str, device: torch.device | str, dtype: torch.dtype) -> Llama:
+    """A target that drafts for itself."""
     model = empty_model(config_of(shape))
+    model.drafting = DRAFTING
     generator = torch.Generator(device).manual_seed(0)
     weights = {}
     for name, parameter in model.named_parameters():

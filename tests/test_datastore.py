@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from s2d import generate
 from s2d.checkpoint.config import read_folder
-from s2d.ngram.datastore import load_datastore, save_datastore
+from s2d.ngram.datastore import Datastore, check_datastore, load_datastore, save_datastore
 from s2d.pair.names import find_draft
 from s2d.train import __main__ as train
 
@@ -26,11 +26,19 @@ def test_documents_end_with_one_end_token_and_nothing_is_read_across(tmp_path, s
 
 def test_what_is_no_datastore(tmp_path):
     file = tmp_path / "store"
-    for ids in ([1, 61], [1, -1]):
+    for ids, message in (
+        ([1, 61], f"{file}: the datastore has the token 61, and the target has tokens 0 to 60"),
+        ([1, -1], f"{file}: a datastore's tokens are ids .N,. from 0, not"),
+        ([[1, 2]], "not numbers of shape .1, 2. in int64"),
+        ([1.0], f"no datastore at {file}, but a file without ids called tokens"),
+    ):
         save_file({"tokens": torch.tensor(ids)}, file)
-        raises_line(load_datastore, ValueError, "holds another vocabulary", file, TINY)
+        raises_line(load_datastore, ValueError, message, file, TINY)
     file.write_bytes(b"x" * 20)
-    raises_line(load_datastore, ValueError, "is no datastore, or is damaged", file, TINY)
+    raises_line(load_datastore, ValueError, f"no datastore at {file}: Error while", file, TINY)
+    raises_line(load_datastore, ValueError, "Is a directory", tmp_path, TINY)
+    raises_line(Datastore, ValueError, "from 0, not numbers .* in float64", [0.5], [2])
+    raises_line(check_datastore, ValueError, "datastore: expected a Datastore", [1, 2], 61)
 
 
 def test_the_shipped_one_is_where_run_looks_for_it():

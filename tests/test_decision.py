@@ -77,9 +77,9 @@ def test_a_fork_goes_on_where_a_path_is_likely(hopeless):
     """Probabilities multiply along a path: one hopeless root does not stop the other."""
     target = random_llama(0, eos_token_ids=())
     options = dict(tree=(2, 1, 1), exits=[4], stop=0.2, decision=Fixed(0.6, hopeless))
-    steps = start(target, [3, 1], target, "mcsd", **options)
+    steps = start(target, [3, 1], target, method="mcsd", **options)
     trees = [step.tree for step in steps if step.tree.depth == 3]
-    assert trees and all(tree.parents == [-1, 0, 0, 1, 2, 4 - hopeless] for tree in trees)
+    assert trees and all(tree.parents == (-1, 0, 0, 1, 2, 4 - hopeless) for tree in trees)
 
 
 def test_a_file_keeps_its_configuration_and_fits_its_draft(tmp_path):

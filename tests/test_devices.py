@@ -12,6 +12,7 @@ from helpers import ByLastToken, nearly_equal, raises_line
 from other_device import NAME, register, waits
 
 from s2d import generate, generate_many
+from s2d.decoder import Decoder
 from s2d.generation import start
 from s2d.tree import GrowingShape
 
@@ -87,6 +88,7 @@ def check_that_mixed_devices_raise() -> None:
 
 def check_all() -> None:
     kept = register()  # noqa: F841 - as long as the process is
+    Decoder.decode = torch.no_grad()(Decoder.decode.__wrapped__)
     check_that_mixed_devices_raise()
     check_text_and_waits()
     check_batches_and_dtypes()

@@ -23,10 +23,10 @@ def test_every_exit_equals_a_cache_free_forward(exits, shape, monkeypatch):
 
     def predict_and_check(self, tree, nodes):
         nonlocal lagging
-        unread = len(tree.context) - 1 + len(tree.expanded + nodes) - self.cache.length
+        unread = len(tree.context) - 1 + len([*tree.expanded, *nodes]) - self.cache.length
         lagging += unread > len(nodes) + 8
         found = predict(self, tree, nodes)
-        paths = [tree.context + tree.path(node) for node in nodes]
+        paths = [[*tree.context, *tree.path(node)] for node in nodes]
         expected = [cache_free_logits(same, path, self.exit_layer) for path in paths]
         expected = torch.stack(expected)
         assert (found.logits - expected).abs().max() < 1e-10

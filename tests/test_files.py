@@ -1,6 +1,7 @@
 """What is written is whole or not there, and what exists is not replaced."""
 
 import os
+import re
 import resource
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from helpers import raises_line
 from safetensors.torch import save_file
 
-from s2d.checkpoint.files import refuse_existing, staged
+from s2d.checkpoint.files import read_text, refuse_existing, staged
 
 
 def test_a_folder_appears_whole_and_is_never_replaced(tmp_path):
@@ -82,4 +83,12 @@ def test_a_disk_that_takes_no_more_is_one_line(tmp_path, write):
             write(stage)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "\n" not in str(caught.value) and os.listdir(tmp_path) == []
+    assert re.fullmatch(r".*/f cannot be written: .+", str(caught.value))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_read_is_named():
+    """Also where the system does not name it: reading fails here, and not opening."""
+    with pytest.raises(OSError) as caught:
+        read_text("/proc/self/mem")
+    assert caught.value.filename == "/proc/self/mem"

@@ -67,11 +67,11 @@ def test_exit_0_predicts_full_rows():
     exit_0 = TableExit(9, torch.device("cpu"), torch.float64)
     context, text = [5, 6, 7, 5, 6, 7, 5, 6, 8, 5, 6], Text()
     text.grow(context)
-    tree = Tree(context)
+    tree = Tree.root(context)
     known = distribution([text], context)
     left = (1.0 - sum(known.values())) / 9
     assert exit_0.predict(tree, [0]).confidence == pytest.approx(max(known.values()) + left)
-    tree.add_level([0], Proposal([[7, 1, 5]], [[0.5, 0.1, 0.4]]), exit_layer=0)
+    tree = tree.add_level([0], Proposal([[7, 1, 5]], [[0.5, 0.1, 0.4]]), exit_layer=0)
     rows = exit_0.predict(tree, [1, 2, 3]).logits.exp()
     for row, token in zip(rows, (7, 1, 5), strict=True):
         known = distribution([text], [*context, token])  # after 1 there is nothing known

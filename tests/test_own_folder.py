@@ -78,6 +78,6 @@ def test_run_by_every_method(folder, draft, tmp_path, capsys):
 
 
 def test_exits_of_layers_that_are_not_read_are_no_exits():
-    whole = load_model(WEIGHTS / "mini-draft").config.drafting
-    assert load_model(WEIGHTS / "mini-draft", layers=3).config.drafting == whole
-    assert load_model(WEIGHTS / "mini-draft", layers=2).config.drafting is None
+    whole = load_model(WEIGHTS / "mini-draft").drafting
+    assert load_model(WEIGHTS / "mini-draft", layers=3).drafting == whole
+    assert load_model(WEIGHTS / "mini-draft", layers=2).drafting == {}

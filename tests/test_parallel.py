@@ -45,7 +45,7 @@ def decode(target, folder):
         logits += [step.logits for step in decoder]
         said.append(what_was_said(decoder.result()))
     prompts = [SHORT, LONG, SHORT[:3]]
-    said += map(what_was_said, decode_many(target, prompts, draft, decoder.plan, 2))
+    said += map(what_was_said, decode_many(target, prompts, draft, decoder.options, 2))
     return {"logits": logits, "said": said}
 
 
@@ -60,7 +60,7 @@ def decode_on_each_rank(folder):
     target = tensor_parallel.load_part(read_folder(folder), "cpu", "float64")
     found = decode(target, folder)
     found["held"] = sum(p.numel() for p in target.model.layers.parameters())
-    found["heads"] = target.new_cache(8).keys.shape[2]
+    found["heads"] = target.new_cache().keys.shape[2]
     torch.save(found, folder / f"{dist.get_rank()}.pt")
 
 

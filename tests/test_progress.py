@@ -1,8 +1,11 @@
-"""Long jobs say how far they are, and short ones say nothing."""
+"""Long jobs say how far they are, and short ones say nothing; and how programs end."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
-from helpers import WEIGHTS
+import pytest
+from helpers import ROOT, WEIGHTS
 
 from s2d import load_model
 from s2d.checkpoint import notices
@@ -23,3 +26,61 @@ def test_a_long_job_says_how_far_it_is(monkeypatch, capsys):
     monkeypatch.setattr(notices, "PROGRESS_SECONDS", 0)
     load_model(WEIGHTS / "mini-7b")
     assert "tensors: 92 of 93" in capsys.readouterr().err.splitlines()[-1]
+
+
+# A program in which Ctrl-C is pressed when PyTorch is imported.
+INTERRUPTED = """
+import os, runpy, signal, sys
+
+class CtrlC:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+runpy.run_module(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("name", ["s2d.bench", "s2d.train", "s2d.trace"])
+def test_ctrl_c_while_packages_are_imported_is_one_line(name):
+    command = [sys.executable, "-c", INTERRUPTED, name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+PROGRAM = """
+import sys
+from s2d.cli.ending import run_program
+
+def work():
+    "Works."
+    print("日" * 9999)
+
+def need():
+    import nowhere
+
+def grow():
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+sys.exit(run_program("it", globals()[sys.argv.pop(1)]))
+"""
+ENDS = {  # what a shell runs: the exit code, stderr
+    "it work | head -c 6": (141, ""),
+    "it work > /dev/full": (2, "it: No space left on device\n"),
+    "it work --help > /dev/full": (2, "it: No space left on device\n"),
+    "PYTHONIOENCODING=cp1252 it work | grep -q '^.u65e5'": (0, ""),
+    "it work --word": (2, "it: unrecognized arguments: --word\n"),
+    "it need": (2, "it: No module named 'nowhere': pip install -r requirements.txt nowhere\n"),
+    "it grow": (2, "it: there is too little memory: DefaultCPUAllocator: can't allocate memory\n"),
+}
+
+
+@pytest.mark.parametrize("line", ENDS)
+def test_how_a_program_ends(line, tmp_path):
+    (tmp_path / "it").write_text(f"#!{sys.executable}{PROGRAM}")
+    (tmp_path / "it").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    shell = ["bash", "-o", "pipefail", "-c", line]
+    done = subprocess.run(shell, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == ENDS[line]

@@ -5,7 +5,7 @@ from helpers import raises_line
 from vocabularies import BRACKETS, CHATML, save_trained, sentencepiece_folder
 
 from s2d import Tokenizer
-from s2d.train.data import as_rounds, read_dialogue
+from s2d.train.data import as_rounds, read_dialogue, read_dialogues
 
 
 @pytest.mark.parametrize("legacy", [True, False])
@@ -89,3 +89,32 @@ def test_a_template_gets_all_that_a_message_has(tmp_path):
     [(prompt, answer)] = as_rounds(ours, read_dialogue({"conversations": [asked, said]}))
     assert prompt == ours.encode_chat([asked]) and "Ann user\n" in ours.decode(prompt)
     assert ours.decode(answer) == "two and two=4"
+
+
+WITH_TOOLS = "{% for tool in tools %}{{ tool.name }} {% endfor %}{{ mood }}\n" + CHATML
+
+
+def test_what_a_record_has_beside_its_messages(tmp_path, capsys):
+    """The template gets it or, if it has no place for it, the record is passed over."""
+    ids = {"<|im_start|>": 1024, "<|im_end|>": 1025}
+    config = {"chat_template": WITH_TOOLS, "tokenizer_class": "LlamaTokenizer"}
+    ours = Tokenizer(sentencepiece_folder(tmp_path / "m", config, added_tokens=ids))
+    said = ["Hi", "No.", "2 + 2?", "4"]
+    weights = dict(zip(said, (None, 0, None, 1)))
+    roles = ("user", "assistant") * 2
+    messages = [dict(role=r, content=t, weight=weights[t]) for r, t in zip(roles, said)]
+    record = {
+        "messages": messages,
+        "tools": [{"name": "add"}],
+        "chat_template_kwargs": {"mood": "!"},
+    }
+    wrong = [record | {"images": ["a.png"]}, record | {"chat_template_kwargs": {"mod": "!"}}]
+    half = [messages[0], messages[1] | {"weight": 0.5}]
+    wrong += [{"messages": half}, {"messages": messages[:2]}]
+    [[pair]] = read_dialogues("d", [record, *wrong], ours, ["<|im_end|>"])
+    prompt, answer = map(ours.decode, pair)
+    assert prompt.startswith("add !\n") and "No." in prompt and "4" not in prompt
+    assert answer == "4<|im_end|>"
+    notices = capsys.readouterr().err
+    assert "d: 4 records are passed over; of the first, " in notices and "'images'" in notices
+    assert "d: 1 messages of weight 0 are read, and not learnt" in notices

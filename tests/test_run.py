@@ -200,7 +200,8 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch,
         assert capsys.readouterr().out == shown * 2 + "\n"
 
 
-MISTAKES = {
+DECISION = WEIGHTS / "mini-draft/decision-7b.safetensors"
+MISTAKES = {  # all are found before a model is loaded, so that nothing else is said
     "--tree 6x4": "argument --tree: expected widths, such as 4,2,2,1",
     "--raw --system x": "need a chat template",
     "--template-option thinking": "expected NAME=VALUE, got 'thinking'",
@@ -216,6 +217,18 @@ MISTAKES = {
     "--top-p 0": "run.py: --top-p: expected a number from 1e-06 up to 1, not 0.0",
     "--thresholds a": "argument --thresholds: expected one, or several with commas",
     "--tmperature 1": "unrecognized arguments: --tmperature 1",
+    "--target=": "argument --target: expected a name, got ''",
+    "--trace=": "argument --trace: expected a name, got ''",
+    "--draft-length 5 --tree 2,2": "argument --tree: not allowed with argument --draft-length",
+    "--tree 2,0": "argument --tree: expected widths, such as 4,2,2,1",
+    "--examples --batch 1025": "--batch: expected a whole number from 1 to 1024, got 1025",
+    "--exits 2,9": "run.py: --exits [2, 9]: the draft has 4 layers",
+    "--prompts /proc/self/mem": "run.py: /proc/self/mem: Input/output error",
+    "--prompt half:\udcff": "a text is not valid UTF-8, at its character 5",
+    f"--prompt {600 * 'word.'}": "the prompt has ",
+    "--interactive --template-option think=0": "it has no options",
+    f"--exits 0,2 --decision {DECISION}": "run.py: --decision: expected exits with layers",
+    f"--draft 13b --decision {DECISION}": "run.py: --decision: expected a model for ",
 }
 
 

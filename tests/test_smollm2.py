@@ -1,25 +1,22 @@
 """A real language model, as README tells a user to get it, and as transformers reads the same."""
 
-from dataclasses import replace
-
 import pytest
 from helpers import WEIGHTS
 from theirs import greedy_tokens
 
 from s2d import Tokenizer, generate, load_model
-from s2d.model import Drafting
 
 FOLDER = WEIGHTS / "smollm2-135m"
-DRAFTING = Drafting((6, 9, 12), (0.3, 0.3, 0.0), length=4, tree=(3, 3, 10))
+DRAFTING = dict(exits=(6, 9, 12), thresholds=(0.3, 0.3), draft_length=4, tree=(3, 3, 10))
 
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="python tests/smollm2.py writes it")
 def test_greedy_tokens_equal_transformers():
     """In float64, with its own first layers as a draft."""
     target = load_model(FOLDER, dtype="float64")
-    target.config = replace(target.config, drafting=DRAFTING)
+    target.drafting = DRAFTING
     prompt = Tokenizer(FOLDER).encode_chat(["Why is the sky blue?"])
     expected = greedy_tokens(FOLDER, prompt, count=8)
     for method in ("s2d", "s2d-tree"):
-        output = generate(target, prompt, target, method, max_new_tokens=8)
+        output = generate(target, prompt, target, method=method, max_new_tokens=8)
         assert output.tokens == expected and output.exact and len(output.stats.exit_counts) > 1

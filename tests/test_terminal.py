@@ -95,3 +95,10 @@ def test_the_comparison_takes_turns(monkeypatch):
     assert turns == ["ar", "s2d"] * 5
     turns = "(median of 5 runs of up to 20 tokens)"
     assert line.endswith(f"2.00 times as fast as the target alone {turns}")
+
+
+def test_the_report_of_the_target_alone_names_no_shape():
+    target = random_llama(1, eos_token_ids=())
+    alone = generate(target, [3, 1], method="ar", max_new_tokens=2)
+    last = report(alone, SimpleNamespace(target=target, draft=None)).splitlines()[-1]
+    assert last == "method         ar, lossless"

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import json
+import math
 import re
 from operator import attrgetter
 
@@ -13,7 +14,9 @@ from helpers import WEIGHTS, ancestors_of, program
 
 import run
 from s2d.cli.colors import COLORS, color_exits
+from s2d.cli.terminal import describe
 from s2d.definition import logits_after
+from s2d.draft import LayerExit
 from s2d.generation import generate, start
 from s2d.mcsd.decision import load_decision
 from s2d.rules import SharedNoise
@@ -29,10 +32,21 @@ REJECTION = {"temperature": 1.0, "rule": "rejection"}
 class Flat(SharedNoise):
     """A rule of a caller's own: its p is not the one of the options."""
 
-    exact = False
-
     def __init__(self, distribution, draws):
         super().__init__(lambda logits: (logits / 3).softmax(dim=-1), draws)
+
+
+class Sure(LayerExit):
+    """An exit of a caller's own: its confidence is no number that JSON has."""
+
+    ends = []
+
+    def __init__(self, target, draft):
+        super().__init__(draft, None, exit_layer=2)
+        self.end = lambda: self.ends.append(self)
+
+    def predict(self, tree, nodes):
+        return super().predict(tree, nodes)._replace(confidence=math.inf)
 
 
 CASES = {
@@ -45,7 +59,7 @@ CASES = {
     "rejected by a decision model": {"method": "mcsd"} | REJECTION,
     "rejected below lossy roots": {"method": "mcsd", "init": "target"} | REJECTION,
     "rejected chain below a root": {"init": "target", "exits": (0, 3, 4)} | REJECTION,
-    "own rule": {"method": "s2d", "temperature": 1.0, "rule": Flat},
+    "own": {"exits": (Sure, 3), "temperature": 1.0, "rule": Flat},
 }
 close = functools.partial(pytest.approx, rel=6e-3, abs=1e-12)  # three digits
 
@@ -55,6 +69,7 @@ class Hostile:
 
     TEXTS = ["</script><script>hacked = 1</script>", "<img src=x onerror='hacked = 1'>", '"&amp;']
     special: dict = {}
+    model = property(lambda self: self)
     TEXTS += ["שלום", "👩‍🔬", "\n", "\u2028", "@@data@@", "${1}", ""]
 
     def decode(self, ids):
@@ -76,10 +91,13 @@ def known(mini, tokenizer, tmp_path_factory):
             options["decision"] = load_decision(WEIGHTS / "mini-draft/decision-7b.safetensors")
         generation = start(mini("mini-7b"), prompt, draft, **options)
         file = tmp_path_factory.mktemp("pages") / "page.html"
-        colors = color_exits(own=(2, 3, 4), used=generation.options.exits)
-        texts = Hostile() if case == "own rule" else tokenizer
+        colors = color_exits(own=(2, 3, 4), used=generation.stats.exits)
+        texts = Hostile() if case == "own" else tokenizer
         recorder = Recorder(texts, generation, {"target": "T"}, colors)
+        depths, grow = [], generation.drafter.grow  # how deep each tree may be
+        generation.drafter.grow = lambda *given: depths.append(given[1]) or grow(*given)
         steps = list(recorder.record())
+        assert [min(each["depths"][1:]) for each in recorder.steps][-len(depths) :] == depths
         write_page(recorder.data(), file)
         assert generation.tokens == generate(mini("mini-7b"), prompt, draft, **options).tokens
         return file, json.loads(json.dumps(recorder.data())), steps, generation
@@ -92,7 +110,7 @@ def known(mini, tokenizer, tmp_path_factory):
 def test_a_record_is_what_happened(case, known):
     _, data, steps, decoder = known(case)
     options = decoder.options
-    temperature = 3.0 if case == "own rule" else options.temperature or 1.0
+    temperature = 3.0 if case == "own" else options.temperature or 1.0
     rejected = 0
     for shown, step in zip(data["steps"], steps, strict=True):
         tree = step.tree
@@ -119,7 +137,8 @@ def test_a_record_is_what_happened(case, known):
             if "rejected" in case and tests and tree.exit_layers[tests[0]["node"]] != TARGET:
                 check_rejection(position, p[node], tree.q.get(node), tree.tokens)
                 rejected += not tests[0]["accepted"]
-    assert ("g" in columns) == (case in ("ar", "growing tree", "own rule"))
+    assert case != "own" or len(Sure.ends) == 2  # of the recorded answer, and of the other
+    assert ("g" in columns) == (case in ("ar", "growing tree", "own"))
     assert (rejected > 0) == ("rejected" in case)
 
 
@@ -149,7 +168,7 @@ def check_rejection(position, p, q, tokens):
 def test_every_exit_that_was_asked_says_what_the_definition_says(known, mini):
     _, data, steps, _ = known("growing tree")
     for position, node in zip(data["steps"][2]["positions"], [0, *steps[2].accepted]):
-        text = steps[2].tree.context + steps[2].tree.path(node)
+        text = [*steps[2].tree.context, *steps[2].tree.path(node)]
         for exit_layer, values in position["said"]:
             probs = logits_after(mini("mini-draft"), text, exit_layer).softmax(dim=-1)
             assert values == close(probs[position["ids"]].tolist())
@@ -184,7 +203,7 @@ Array.from({ length: Number(all("#slider")[0].max) + 1 }, (_, step) => {
   };
 })]"""
 # One for each rule; a browser is slow.
-PAGES = ["chain", "growing tree", "rejected growing tree", "rejected below lossy roots", "own rule"]
+PAGES = ["chain", "growing tree", "rejected growing tree", "rejected below lossy roots", "own"]
 
 
 @pytest.mark.parametrize("case", PAGES)
@@ -193,9 +212,9 @@ def test_the_page_shows_the_record(case, known, tokenizer):
     file, data, _, generation = known(case)
     answer, sources, harm, options, on_page = browse(file, ALL_STEPS)
     about = data["about"]
-    texts = Hostile() if case == "own rule" else tokenizer
+    texts = Hostile() if case == "own" else tokenizer
     assert answer == [texts.decode(generation.tokens)] and harm == "undefined0"
-    values = vars(generation.options)
+    values = describe(generation.options)
     given = {name for name in values if values[name] is not None}
     assert {each.split(": ")[0] for each in options.split(" · ")} == given
     assert f" · rule: {about['rule'] or 'Flat'} · " in options
@@ -208,7 +227,7 @@ def test_the_page_shows_the_record(case, known, tokenizer):
         assert seen["mask"] == [row.nonzero()[0].tolist() for row in ancestors_of(parents)]
         for level, asked in enumerate(step["asked"].values()):
             said = [row[level] for row in seen["levels"] if row[level] != "·"]
-            assert [float(each) for each in said] == [confidence for _, confidence in asked]
+            assert [float(each) for each in said] == [float(confidence) for _, confidence in asked]
         for (lines, shown), position in zip(seen["positions"], step["positions"], strict=True):
             for test, line in zip(position["tests"], lines):
                 assert line.endswith("accepted" if test["accepted"] else "rejected")

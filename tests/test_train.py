@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import time
 import zlib
@@ -13,14 +14,14 @@ from itertools import islice
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import WEIGHTS, fork, program, raises_line, random_llama, refuses
+from helpers import ROOT, WEIGHTS, change_json, fork, program, raises_line, random_llama, refuses
 
 from s2d import Tokenizer, load_model
 from s2d.checkpoint import save_model
 from s2d.soft import soft_losses
 from s2d.speed.tensor_parallel import join_processes
 from s2d.train import __main__ as train
-from s2d.train import data, family, fit, thresholds
+from s2d.train import data, family, fit, nested
 from s2d.train.fsdp import Divided
 
 
@@ -30,7 +31,8 @@ def seeded(seed):
 
 ROWS = torch.randint(0, 61, (24, 16), generator=seeded(1), dtype=torch.int32)
 LABELS = ROWS.roll(-1, dims=1).where(torch.rand(24, 16, generator=seeded(2)) > 0.4, -100)
-RECIPE = fit.Recipe(batch=8, micro_batch=8, length=16, lr=5e-3, epochs=2, exits=(1, 3))
+SIZES = dict(batch=8, micro_batch=8, length=16, epochs=2, exits=(1, 3))
+RECIPE = fit.Recipe(**SIZES, lr=5e-3, weights=(1.0, 3.0))
 
 
 def student(**changes):
@@ -65,16 +67,34 @@ def test_the_loop_beside_a_plain_one(tmp_path):
         for group in optimizer.param_groups:
             group["lr"] = 5e-3 * (0.05 + 0.95 * (1 + math.cos(math.pi * step / 6)) / 2)
         optimizer.zero_grad()
-        torch.stack(own).mean().backward()
+        (0.25 * own[0] + 0.75 * own[1]).backward()
         torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
         optimizer.step()
         expected.append(torch.stack(own).detach())
     losses = losses_of(tmp_path / "a", trained)
-    assert (losses - torch.stack(expected)).abs().max() < 1e-5
+    assert (losses - torch.stack(expected)).abs().max() < 1e-5  # they are not weighed
+    lines = map(json.loads, (tmp_path / "a.losses.jsonl").read_text().splitlines())
+    assert [[*line["losses"].values()] for line in lines] == losses.tolist()
     for one, other in zip(plain.parameters(), trained.parameters()):
         assert (one - other).abs().max() < 1e-5
-    rising = [fit.learning_rate(step, 100, 1.0) for step in range(5)]
+    rising = [fit.warm_up_and_cosine(step, 100, 1.0) for step in range(5)]
     assert rising == pytest.approx([0.25, 0.5, 0.75, 1, 1], abs=4e-3)
+
+
+def half(*arguments):
+    return 0.5 * soft_losses(*arguments)
+
+
+def test_functions_of_ones_own(tmp_path):
+    """Half of the loss at twice the learning rate. Epochs are drawn when they are reached."""
+    sgd = dict(make_optimizer=lambda model, decay: torch.optim.SGD(model.parameters()), epochs=1)
+    one, other = student(), student()
+    losses = losses_of(tmp_path / "one", one, schedule=lambda step, steps, lr: 1e-3, **sgd)
+    halves = losses_of(tmp_path / "b", other, loss=half, schedule=lambda *_: 2e-3, **sgd)
+    assert (2 * halves - losses).abs().max() < 1e-6
+    for a, b in zip(one.parameters(), other.parameters()):
+        assert torch.equal(a, b)
+    assert len(losses_of(tmp_path / "c", stop_after=1, epochs=10**12)) == 1
 
 
 tied = partial(student, tie_word_embeddings=True)
@@ -90,17 +110,20 @@ def test_resumed_is_as_uninterrupted(tmp_path, monkeypatch, stop_after, make):
     losses_of(run.out, make(), stop_after)
     kept = shutil.copy(run.unfinished, tmp_path / "kept")
     refused = partial(raises_line, losses_of, ValueError)
-    for name, value in dict(lr=1e-3, init="b", data="b", teacher="b", all_text=True).items():
+    others = dict(lr=1e-3, init="b", data="b", teacher="b", all_text=True)
+    others |= dict(weights=(1.0, 2.0), loss=half)
+    for name, value in others.items():
         refused(f"was begun with another {name}", run.out, make(), **{name: value})
     refused("was begun with another content", run.out, make(), rows=ROWS.flip(0))
     again = make()
     assert torch.equal(losses_of(run.out, again), whole[stop_after:])
+    assert run.losses.read_text() == (tmp_path / "whole.losses.jsonl").read_text()
     for one, other in zip(again.parameters(), trained.parameters()):
         assert torch.equal(one, other)
     shutil.copy(kept, run.unfinished)
     message = f"the loss of step {stop_after + 1} is not finite; try a lower --lr"
     refused(message, run.out, make(rms_norm_eps=math.nan))
-    assert torch.load(run.unfinished)[0]["step"] == stop_after
+    assert len(torch.load(run.unfinished)[0]["log"]) == stop_after
 
 
 def test_two_processes_give_the_losses_of_one(tmp_path):
@@ -149,22 +172,28 @@ SOFT = "soft --init TMP/base --out TMP/draft --length 48 --batch 4 --exits 1,2,3
 
 def test_soft_makes_a_draft_whose_thresholds_are_measured(tiny, tmp_path):
     """By two processes, with a teacher: on a twentieth of the rows, of which nothing is learnt."""
-    text = "".join(f"{number} and {number + 1} make {2 * number + 1}. " for number in range(1300))
-    (tmp_path / "sums.txt").write_text(text)
-    some = "--data TMP/sums.txt --lr 3e-3 --epochs 1 --micro-batch 2 --teacher TMP/base"
+    sums = "".join(f"{number} and {number + 1} make {2 * number + 1}. " for number in range(1300))
+    asked = [dict(role="user", content="Add."), dict(role="assistant", content=sums)]
+    (tmp_path / "sums.json").write_text(json.dumps({"messages": asked}))
+    change_json(tiny / "config.json", eos_token_id=0)
+    some = "--data TMP/sums.json --lr 3e-3 --epochs 1 --micro-batch 2 --teacher TMP/base"
     line = f"{SOFT} {some}".replace("TMP", str(tmp_path))
     assert fork(tmp_path, 2, train.main, line.split()) == [0, 0]
     error = (tmp_path / "err").read_text()
     draft = load_model(tmp_path / "draft", quick=False)
-    first, second, last = draft.config.drafting.thresholds
+    first, second, last = draft.drafting["thresholds"]
     assert 0 < first < 1 and 0 < second < 1 and last == 0
     assert 0.5 not in (first, second)
-    ids = torch.tensor([Tokenizer(tiny).encode(text)])
+    ids = torch.tensor([Tokenizer(tiny).encode_chat(asked)])
     rows = (ids.shape[1] - 1) // 48
     learnt = rows - rows // 20
-    assert f"exits (1, 2, 3), thresholds ({first}, {second}, 0.0)" in error
-    assert f"steps of 4 rows, from {learnt} rows with {48 * learnt} tokens to learn" in error
-    losses = soft_losses(draft, ids[:, :40], ids[:, 1:41], (1, 2, 3)) / 40
+    held_out = [each[:, 48 * learnt : 48 * rows].view(-1, 48) for each in (ids, ids[:, 1:])]
+    measured = nested.measure_thresholds(draft, held_out, (1, 2, 3))
+    assert measured == pytest.approx((first, second, last), abs=0.02)  # saved in bfloat16
+    assert f"exits (1, 2, 3), thresholds ({first}, {second}, 0.0), measured on " in error
+    assert "sums.json: no answer ends with an EOS" in error
+    assert f"learnt from {learnt} rows with " in error
+    losses = soft_losses(draft, ids[:, 200:240], ids[:, 201:241], (1, 2, 3)) / 40
     assert (losses < 5.5).all()  # a guess has 6.9
     assert not list(tmp_path.glob("*.checkpoint"))
 
@@ -180,32 +209,32 @@ def test_thresholds():
         (0 * last, last, 0.992),
         (0 * few, few, 1.0),
     ):
-        threshold = thresholds.lowest_threshold(confidence, found, at_last)
+        threshold = nested.lowest_threshold(confidence, found, at_last)
         assert threshold == pytest.approx(expected)
-    measured = thresholds.measure_thresholds(Divided(student()), (ROWS, LABELS), (1, 2, 3))
-    assert measured == (0.5, 0.5, 0.0)
     for count, batch, expected in ((2000, 4, 64), (1000, 4, 50), (1000, 980, 20)):
         rows = torch.arange(count)
-        learnt, held_out = thresholds.hold_out((rows, rows), batch)
+        learnt, held_out = nested.hold_out((rows, rows), batch)
         assert len(held_out[0]) == len(held_out[1]) == expected
         assert torch.equal(torch.cat((learnt[0], held_out[0])), rows)
 
 
 MISTAKES = """
---data TMP/bad.json --length 65 | is not JSON
+--data TMP/bad.json --length 65 | bad.json is no JSON list, and no JSON lines: Expecting
+--data TMP/lists.jsonl | no JSON lines: its first line is a list, and more follows
 --data TMP/empty.json --length 65 | empty.json is empty
 --data TMP/none.json | no dialogue that can be learnt: the role 'GPT' is none of
---data TMP/few.txt | there are 0 rows of 48 tokens; a batch needs 4
+--data TMP/few.json | there are 1 rows of 48 tokens, and a batch has 4; give more text, or --batch 1
+--epochs 1000000000000 | argument --epochs: expected a whole number from 1 to
+--millions 1e303 | argument --millions: expected a number above 0
+--weights 1,2 | --weights: expected one for each of 3 exits
 --align 2 | --align is about the features of a --teacher
 --exits 2,7 | base has 4 layers, not 7
 --teacher TMP/other | has another vocabulary than the draft
 --length 65 | context of 64 tokens; give --length 64
---micro-batch 3 | --batch is no multiple
 --out TMP/base | base is there already
---out TMP/base --resume | base is finished
+--out TMP/kept | kept.losses.jsonl is there already
 --out /proc/draft | /proc/draft cannot be written
---out TMP/cut | give --resume if TMP/cut
---out TMP/cut --resume | is no checkpoint, or is damaged
+--out TMP/cut | is no checkpoint, or is damaged
 """
 
 
@@ -213,8 +242,10 @@ def test_user_errors(tiny, tmp_path, capsys):
     (tmp_path / "bad.json").write_text('{"not": "a list"')
     (tmp_path / "none.json").write_text(json.dumps(record("x", "y", speakers=("human", "GPT"))))
     (tmp_path / "empty.json").write_text("[]")
-    (tmp_path / "few.txt").write_text("A few words.")
+    (tmp_path / "few.json").write_text(json.dumps(record("x", "Yes. " * 9)))
+    (tmp_path / "lists.jsonl").write_text('[{"role": "user"}]\n[]')
     (tmp_path / "cut.checkpoint").write_text("")
+    (tmp_path / "kept.losses.jsonl").write_text("")
     save_model(random_llama(0), tmp_path / "other")
     for line in MISTAKES.strip().split("\n"):
         whole = f"{SOFT} --millions 0.01 {line}".replace("TMP", str(tmp_path))
@@ -223,21 +254,49 @@ def test_user_errors(tiny, tmp_path, capsys):
     assert not list(tmp_path.glob("draft*"))
 
 
-def test_rows_are_dialogues_end_to_end(capsys):
-    """The example of the docstring; a row without a label is left out. A notice if they are few."""
-    pairs = [([1, 2], [3, 4]), ([5], [6, 7]), ([8, 9, 8, 9], [1])]
-    tokens, labels = data.make_rows(pairs, batch=1, length=3, millions=0.3)
+def test_rows_are_dialogues_end_to_end():
+    """The example of the docstring; a row without a label is left out. What would fit is said."""
+    rounds = [([1, 2], [3, 4]), ([5], [6, 7]), ([8, 9, 8, 9], [1])]
+    tokens, labels = data.make_rows([rounds], batch=1, length=3, millions=0.3)
     assert tokens.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert labels.tolist() == [[-100, 3, 4], [-100, 6, 7]]
-    few = "2 rows of 3 tokens, and 4 tokens to learn; --millions 0.3 asks for 100000 rows"
-    assert few in capsys.readouterr().err
-    assert len(data.make_rows(pairs, batch=1, length=3, millions=1e-9)[0]) == 1
+    assert len(data.make_rows([rounds], batch=1, length=3, millions=1e-9)[0]) == 1
+    for length, fits in ((3, "--batch 2"), (12, "--batch 1 --length 6")):
+        few = partial(data.make_rows, [rounds], 3)
+        raises_line(few, ValueError, f"a batch has 3; give more text, or {fits}$", length)
+    assert len(data.make_rows([rounds], batch=1, length=6)[0]) > 0
+
+
+def test_a_label_ends_where_an_answer_does(tiny, tmp_path, monkeypatch, capsys):
+    """At an EOS of the model, also where the tokenizer's is another. Without one, that is said."""
+    [stop] = Tokenizer(tiny).encode(".", with_bos=False)[-1:]
+    learnt = []
+    monkeypatch.setattr(nested, "fit", lambda model, rows, *_: learnt.append(rows) or [])
+    for eos, name in ((stop, "a"), (1023, "b")):
+        change_json(tiny / "config.json", eos_token_id=eos)
+        line = f"{SOFT} --millions 0.003 --out TMP/{name}".replace("TMP", str(tmp_path))
+        assert program(train.main, *line.split()) == 0
+    assert capsys.readouterr().err.count("no answer ends with an EOS") == 1
+    (_, labels), (_, whole) = learnt
+    after = labels[:, 1:][labels[:, :-1] == stop]
+    assert len(after) > 20 and (after == -100).all() and 2 not in labels
+    assert 2 in whole
+
+
+def test_the_python_that_is_shown(tmp_path, monkeypatch):
+    """Both drafts are written; smaller than shown."""
+    text = (ROOT / "s2d/train/README.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block.replace("millions=0.5", "millions=0.005"), "README.md", "exec"), {})
+    names = load_model("draft").drafting, load_model("own-draft").drafting
+    assert [each["exits"] for each in names] == [(2, 3, 4)] * 2 and "thresholds" in names[1]
 
 
 def test_the_rows_are_those_that_the_shipped_draft_learnt_from(tokenizer):
     """To the last token, or it could not be made again."""
-    pairs = data.read_pairs("mini", data.read_records("mini", 1), tokenizer, True)
-    tokens, labels = data.make_rows(pairs, batch=4, length=256, millions=0.05)
+    dialogues = data.read_dialogues("mini", data.read_records("mini", 1), tokenizer)
+    tokens, labels = data.make_rows(dialogues, batch=4, length=256, millions=0.05)
     content = tokens.numpy().tobytes() + labels.numpy().tobytes()
     assert len(tokens) == 196 and f"{zlib.crc32(content):08x}" == "230ab6f6"
 
@@ -254,6 +313,7 @@ GOOD.append(record("user", "assistant") | {"system": "system"})
 GOOD.append({"messages": [{"role": role, "content": role} for role in ROLES]})
 NONE = [record("x", None), "not a record", {"messages": []}]
 NONE += [record("no answer"), record("half a character", "\ud800")]
+NONE += [record("x", "y") | {name: ["z"]} for name in ("tools", "images", "chat_template_kwargs")]
 TURNS = ["gpt human", "human gpt gpt", "system gpt", "human chatgpt", "human bing", "human GPT"]
 NONE += [record("x", "y", "z", speakers=speakers.split()) for speakers in TURNS]
 
@@ -268,13 +328,13 @@ def test_records_are_learnt_or_counted(tokenizer, tmp_path, capsys):
     for content in (json.dumps(GOOD + NONE), "\n\n".join(lines)):
         file.write_text(content, encoding="utf-8")
         records = data.read_records(str(file), 0)
-        found = list(data.read_pairs("d", records, tokenizer, answers_only=True))
-        assert sorted([pair] for pair in found) == expected
+        found = list(data.read_dialogues("d", records, tokenizer))
+        assert sorted(found) == expected
         told = f"{len(NONE)} records are passed over; of the first, "
         assert told in capsys.readouterr().err
-        whole = data.read_pairs("d", records, tokenizer, answers_only=False)
-        for prompt, said in found[:2]:
-            assert next(whole) == ([], prompt + said)
+        whole = data.read_dialogues("d", records, tokenizer, answers_only=False)
+        for [(prompt, said)] in found[:2]:
+            assert next(whole) == [([], prompt + said)]
         whole.close()
         second = records.index(GOOD[2])
         assert f" {second - 1} records are passed over" in capsys.readouterr().err
@@ -286,8 +346,10 @@ def test_mini_makes_the_whole_family(tmp_path, monkeypatch, tokenizer):
     members = {name: family.Miniature(small, 0.003, 1e-3, True) for name in family.MEMBERS}
     monkeypatch.setattr(family, "MEMBERS", members)
     assert program(train.main, "mini", "--out", tmp_path, "--millions", "0.002") == 0
-    draft = replace(small, num_hidden_layers=4, drafting=family.DRAFTING)
-    found = {path.name: load_model(path).config for path in tmp_path.iterdir()}
-    assert found == dict.fromkeys(members, small) | {"mini-draft": draft}
+    draft = replace(small, num_hidden_layers=4)
+    found = {name: load_model(tmp_path / name) for name in members}
+    configs = {name: model.config for name, model in found.items()}
+    assert configs == dict.fromkeys(members, small) | {"mini-draft": draft}
+    assert found["mini-draft"].drafting == family.DRAFTING and not found["mini-7b"].drafting
     text = "What is 3 + 4? <s> Zwölf</s>"
     assert tokenizer.encode(text) == Tokenizer(tmp_path / "mini-draft").encode(text)

@@ -15,11 +15,11 @@ from s2d.tree import GrowingShape, Proposal, Tree
 
 def test_no_child_is_sent_without_its_parent():
     """Not even if a rule's estimate is, by rounding, above 1."""
-    tree = Tree([1])
+    tree = Tree.root([1])
     for node in range(4):
-        tree.add_level([node], Proposal([[5]], [[1.0 + 1e-7]]), exit_layer=1)
-    tree.prune(GrowingShape(top_k=1, depth=4, size=2).sent(tree.probs))
-    assert tree.parents == [-1, 0, 1]
+        tree = tree.add_level([node], Proposal([[5]], [[1.0 + 1e-7]]), exit_layer=1)
+    sent = GrowingShape(top_k=1, depth=4, size=2).sent(tree)
+    assert tree.prune(sent).parents == (-1, 0, 1)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -39,21 +39,25 @@ def test_every_part_of_context_and_tree_against_cache_free_passes(seed):
     texts = [context[: i + 1] for i in range(n)]
     texts += [context + [nodes[i] for i in path] for path in paths[1:]]
     expected = torch.stack([model(new([text]))[0, -1] for text in texts])
+
+    def read(tokens, **where):
+        return model.logits(model.run_layers(model.embed(tokens), **where))[0]
+
     for start in range(end):
-        cache = model.new_cache(end + 1)
+        cache = model.new_cache()
         for first, last in ((0, start), (start, end)):
             if first == last:
                 continue
             own = ancestors[: 1 + max(0, last - n), : 1 + max(0, last - n)]
             n_read = min(n, last)
             positions, mask = positions_and_mask(first, n_read, own, model.device, model.dtype)
-            logits = model(tokens[:, first:last], positions=positions, mask=mask, cache=cache)[0]
+            logits = read(tokens[:, first:last], positions=positions, mask=mask, cache=cache)
             assert (logits - expected[first:last]).abs().max() < 1e-10
         # Roll back to the context and an accepted path, and read one token more.
         path = rng.choice(paths)
         cache.keep(n, [n - 1 + node for node in path])
         text = [*context, *(nodes[i] for i in path), 7]
-        row = model(new([[7]]), cache=cache)[0, 0]
+        row = read(new([[7]]), cache=cache)[0]
         assert (row - model(new([text]))[0, -1]).abs().max() < 1e-10
 
 
@@ -80,6 +84,6 @@ def test_no_tensor_grows_with_the_square_of_the_context(monkeypatch):
         target, drafts = random_llama(0, **sizes), random_llama(1, **sizes)
         options = dict(exits=(1, 2, 3), thresholds=(0.3, 0.4, 0.0), max_new_tokens=30)
         with LargestTensor() as seen:
-            generate(target, random_tokens(0, length - 40), drafts, "s2d-tree", **options)
+            generate(target, random_tokens(0, length - 40), drafts, method="s2d-tree", **options)
         largest[length] = seen.largest
     assert largest[512] <= 4.2 * largest[128]

@@ -14,10 +14,9 @@ from transformers import LlamaForCausalLM
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
-from s2d.checkpoint import check_device, empty_model, save_model
-from s2d.checkpoint.config import config_from_dict
+from s2d.checkpoint import check_device, empty_model, load, save_model
+from s2d.checkpoint.config import config_from_dict, read_drafting
 from s2d.checkpoint.load import choose_dtype
-from s2d.model import Drafting
 
 refused = partial(raises_line, load_model)
 INDEX = "model.safetensors.index.json"
@@ -128,8 +127,9 @@ REFUSED = [
     (dict(rope_scaling={"type": "yarn", "factor": 2.0}), "rope type 'yarn' is not supported"),
     (dict(num_key_value_heads=3), "4 attention heads must be a multiple of 3 key"),
     (dict(hidden_size="wide"), "hidden_size is 'wide'; expected a whole number"),
+    (dict(torch_dtype="int3"), "config.json: dtype is 'int3'; expected auto or one of float64"),
     (dict(exit_layers=[2, 9]), "exit_layers must increase"),
-    (dict(exit_layers=[2, 3, 4], thresholds=[0.5, 0.0]), "expected a threshold for each exit"),
+    (dict(exit_layers=[2, 3, 4], thresholds=[0.5]), "thresholds: expected one for each of 3 exits"),
 ]
 
 
@@ -229,9 +229,13 @@ def test_where_an_answer_ends(folder):
     assert ends(eos_token_id=[7, 2]) == (7, 2) and ends(eos_token_id=5) == (5,)
     assert ends(eos_token_id=[61, -1, 7]) == (7,)  # the others are the ids of no token
     file = folder / "generation_config.json"
-    for content in ('{"do_sample": true.\n"eos_token_id": 7}', "", "[7]", '{"eos_token_id": "7"}'):
+    for content in ('{"do_sample": true.\n"eos_token_id": 7}', "", "[7]"):
         file.write_text(content)
         refused(ValueError, "json", folder)
+    for wrong in ("7", True, [7, 2.0]):
+        file.write_text(json.dumps({"eos_token_id": wrong}))
+        refused(ValueError, "generation_config.json: eos_token_id is .* expected a token's", folder)
+    file.write_text("{}")
     change_json(folder / "config.json", eos_token_id=None)
     assert ends() == () and ends(eos_token_id=[7, 8]) == (7, 8)
 
@@ -251,13 +255,12 @@ NAMES += "num_attention_heads", "num_key_value_heads"
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_shapes_of_published_models(name):
-    """Of targets and drafts that were never run here; exits have the published threshold."""
+    """Of targets and drafts that were never run here."""
     count, *sizes = PUBLISHED[name]
     raw = LLAMA_2 | dict(zip(NAMES, sizes))
     assert sum(p.numel() for p in empty_model(config_from_dict(raw)).parameters()) == count
     if name == "vicuna-draft":
-        drafting = config_from_dict(raw | {"exit_layers": [6, 9, 12]}).drafting
-        assert drafting == Drafting((6, 9, 12), (0.5, 0.5, 0.0))
+        assert read_drafting(raw | {"exit_layers": [6, 9, 12]}, 12) == {"exits": (6, 9, 12)}
 
 
 def test_devices(monkeypatch):
@@ -275,6 +278,23 @@ def test_dtypes_and_layers(folder):
     refused(ValueError, "unknown dtype 'int8'", folder, dtype="int8")
     refused(ValueError, "has 4 layers, not 5", folder, layers=5)
     assert load_model(folder).dtype == torch.float32
+    save_file(load_model(folder, dtype="float64").state_dict(), folder / "model.safetensors")
+    for wanted in ("auto", ...):  # what config.json does not say, the weights do
+        change_json(folder / "config.json", torch_dtype=wanted)
+        assert load_model(folder).dtype == torch.float64
+
+
+def test_a_model_that_is_too_large_for_the_memory(folder, monkeypatch):
+    """It is refused before it is built, or when memory ends: with what it needs."""
+
+    def fail(model):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    needs = f"{folder} in float32 needs .* GB on cpu for weights, which has "
+    monkeypatch.setattr(load, "quicken", fail)
+    refused(MemoryError, f"{needs}less", folder)
+    change_json(folder / "config.json", num_hidden_layers=10**9)
+    refused(MemoryError, needs, folder)
 
 
 def test_loading_holds_one_shard_beside_the_model(folder, tmp_path):

@@ -47,10 +47,8 @@ def as_dialogue(
     roles = [isinstance(each, dict) and each.get("role") for each in given]
     texts = all(role and isinstance(each.get("content"), str) for role, each in zip(roles, given))
     if not texts or not roles or roles[-1] == "system" or "system" in roles[1:]:
-        raise ValueError(
-            "expected texts, user and assistant in turn, or dictionaries of role and content, with "
-            f"at most one system message, the first: got {given!r:.60}"
-        )
+        words = "expected texts, user and assistant in turn, or dictionaries of role and content"
+        raise ValueError(f"{words}, with at most one system message, the first: got {given!r:.60}")
     return given
 
 
@@ -58,8 +56,7 @@ def render_vicuna(eos: str, dialogue: list[Message]) -> str:
     """The format of Vicuna, as FastChat writes it; ``eos`` is the text of the EOS."""
     system = VICUNA_SYSTEM
     if dialogue[0]["role"] == "system":
-        system = dialogue[0]["content"]
-        dialogue = dialogue[1:]
+        system, dialogue = dialogue[0]["content"], dialogue[1:]
     text = f"{system} " if system else ""
     for turn, message in enumerate(dialogue):
         content = message["content"]

@@ -1,7 +1,5 @@
 """config.json of a Hugging Face folder <-> LlamaConfig; other models are refused."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,18 +18,17 @@ class Architecture(NamedTuple):
     head_dim: int | None = None  # None: hidden_size / num_attention_heads
     qkv_bias: bool = False
     qk_norm: bool = False
-    windows: str = "never"  # when layers have a sliding window; see ``has_window``
+    windows: bool = False  # whether layers have a sliding window unless the file says otherwise
 
 
 ARCHITECTURES = {  # by model_type
     "llama": Architecture(bos=1, eos=2),
-    "mistral": Architecture(bos=1, eos=2, windows="by default"),
-    "qwen2": Architecture(qkv_bias=True, windows="if switched on"),
-    "qwen3": Architecture(qk_norm=True, head_dim=128, windows="if switched on"),
+    "mistral": Architecture(bos=1, eos=2, windows=True),
+    "qwen2": Architecture(qkv_bias=True),
+    "qwen3": Architecture(qk_norm=True, head_dim=128),
 }
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-SIZES += ("num_attention_heads",)
+SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads".split()
 # Keys that change what a model computes, unless they are missing, null or as here.
 PLAIN = {
     "attention_bias": False,
@@ -57,7 +54,7 @@ class ModelFolder(NamedTuple):
 
     path: Path
     config: LlamaConfig
-    dtype: str  # see ``read_dtype``
+    dtype: str  # of the weights; "auto": as they themselves say
     drafting: dict[str, Any]  # see ``read_drafting``
 
 
@@ -68,39 +65,30 @@ def read_folder(path: Path | str) -> ModelFolder:
     Raises FileNotFoundError for a missing folder or file, and ValueError.
     """
     file = Path(path, "config.json")
-    if not file.parent.is_dir():
-        raise FileNotFoundError(f"no model folder at {path}")
     if not file.is_file():
         raise FileNotFoundError(f"{path} has no config.json, so it is not the folder of a model")
     raw = read_json(file)
-    generation_file = file.with_name("generation_config.json")
-    generation = read_json(generation_file, missing={})
-    with named(generation_file):
-        ends = token_ids(generation.get("eos_token_id"))
-    if generation.get("eos_token_id") is not None:
-        raw["eos_token_id"] = ends
-    with named(file):
-        config = config_from_dict(raw)
-        dtype = read_dtype(raw)
-        drafting = read_drafting(raw, config.num_hidden_layers)
-    return ModelFolder(file.parent, config, dtype, drafting)
-
-
-@contextmanager
-def named(file: Path) -> Iterator[None]:
-    """Errors about what is in a ``file`` name it."""
+    source = file.with_name("generation_config.json")
+    generation = read_json(source, missing={})
     try:
-        yield
+        if generation.get("eos_token_id") is not None:
+            raw["eos_token_id"] = token_ids(generation["eos_token_id"])
+        source = file
+        config = config_from_dict(raw)
+        drafting = read_drafting(raw, config.num_hidden_layers)
+        dtype = raw.get("dtype") or raw.get("torch_dtype") or "auto"
+        if dtype not in ("auto", *DTYPES):
+            raise ValueError(f"dtype is {dtype!r}; expected auto or one of {', '.join(DTYPES)}")
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file}: {error}") from None
+        raise ValueError(f"{source}: {error}") from None
+    return ModelFolder(file.parent, config, dtype, drafting)
 
 
 def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
     """The fields of a config.json -> LlamaConfig; ValueError for another model."""
     kind = raw.get("model_type") or "llama"
     if kind not in ARCHITECTURES:
-        names = ", ".join(ARCHITECTURES)
-        raise ValueError(f"model_type is {kind!r}; only {names} are supported")
+        raise ValueError(f"model_type is {kind!r}; only {', '.join(ARCHITECTURES)} are supported")
     architecture = ARCHITECTURES[kind]
     refuse_other_models(raw, kind)
     sizes = {name: number(raw, name) for name in SIZES}
@@ -108,10 +96,8 @@ def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
     kv_heads = number(raw, "num_key_value_heads", heads)
     head_dim = number(raw, "head_dim", architecture.head_dim or sizes["hidden_size"] // heads)
     if heads % kv_heads or head_dim % 2:
-        raise ValueError(
-            f"{heads} attention heads must be a multiple of {kv_heads} key/value heads, and "
-            f"head_dim {head_dim} must be even"
-        )
+        words = f"{heads} attention heads must be a multiple of {kv_heads} key/value heads"
+        raise ValueError(f"{words}, and head_dim {head_dim} must be even")
     ends = token_ids(raw.get("eos_token_id", architecture.eos))
     return LlamaConfig(
         **sizes,
@@ -136,21 +122,16 @@ def refuse_other_models(raw: dict[str, Any], kind: str) -> None:
         if name.lower() != only.lower():  # many write LLaMAForCausalLM
             raise ValueError(f"architectures has {name!r}; only {only} is supported")
     for key, plain in PLAIN.items():
-        value = raw.get(key)
-        if value is None or value == plain:
-            continue
-        if key == "attention_bias" and ARCHITECTURES[kind].qkv_bias:  # whatever the file says
-            continue
-        raise ValueError(f"{key} is {value!r}; only {plain!r} is supported")
+        is_fixed = key == "attention_bias" and ARCHITECTURES[kind].qkv_bias  # whatever it says
+        if raw.get(key) not in (None, plain) and not is_fixed:
+            raise ValueError(f"{key} is {raw[key]!r}; only {plain!r} is supported")
     if has_window(raw, ARCHITECTURES[kind].windows):
         raise ValueError("some layers have a sliding window; only full attention is supported")
 
 
 def number(raw: dict[str, Any], key: str, default: float | None = None, kind: type = int) -> Any:
     """raw[key], a number above 0 of this ``kind``, or the default if it is missing or null."""
-    value = raw.get(key)
-    if value is None:
-        value = default
+    value = default if raw.get(key) is None else raw[key]
     if type(value) not in (int, kind) or not 0 < value < 2**40:
         noun = "whole number" if kind is int else "number"
         raise ValueError(f"{key} is {value!r}; expected a {noun} above 0")
@@ -162,30 +143,21 @@ def token_ids(value: Any) -> list[int]:
     ids = value if isinstance(value, list) else [value]
     if value is None:
         return []
-    if set(map(type, ids)) - {int}:  # true is no id
+    if any(type(each) is not int for each in ids):  # true is no id
         raise ValueError(f"eos_token_id is {value!r:.60}; expected a token's id or a list of them")
     return ids
 
 
-def read_dtype(raw: dict[str, Any]) -> str:
-    """The dtype of the weights by its name, or "auto" if only they themselves say it."""
-    key = "dtype" if raw.get("dtype") is not None else "torch_dtype"
-    name = raw.get(key)
-    if name is not None and name not in ("auto", *DTYPES):
-        raise ValueError(f"{key} is {name!r}; expected auto or one of {', '.join(DTYPES)}")
-    return name or "auto"
-
-
-def has_window(raw: dict[str, Any], windows: str) -> bool:
+def has_window(raw: dict[str, Any], by_default: bool) -> bool:
     """Whether a layer attends to a window alone, by the keys and defaults of transformers."""
-    no_window = raw.get("sliding_window", 4096) is None
-    if windows == "by default":
-        return not no_window
     if raw.get("layer_types") is not None:
         return set(raw["layer_types"]) != {"full_attention"}
-    if windows == "never" or no_window or not raw.get("use_sliding_window"):
+    if raw.get("sliding_window", 4096) is None:
         return False
-    return raw.get("max_window_layers", 28) < number(raw, "num_hidden_layers")
+    if by_default:
+        return True
+    first = raw.get("max_window_layers", 28)
+    return bool(raw.get("use_sliding_window")) and first < number(raw, "num_hidden_layers")
 
 
 def read_rope(raw: dict[str, Any]) -> dict[str, Any]:
@@ -207,9 +179,8 @@ def read_rope(raw: dict[str, Any]) -> dict[str, Any]:
         low, high, length = LLAMA3
         # A length outside of the rope's own object has the last word.
         rope[length] = raw.get(length) or rope.get(length) or raw.get("max_position_embeddings")
-        slow = number(rope, low, kind=float)
-        fast = number(rope, high, kind=float)
-        read["rope_llama3"] = (slow, fast, number(rope, length, 2048))
+        factors = number(rope, low, kind=float), number(rope, high, kind=float)
+        read["rope_llama3"] = (*factors, number(rope, length, 2048))
     return read
 
 
@@ -222,17 +193,14 @@ def read_drafting(raw: dict[str, Any], layers: int) -> dict[str, Any]:
     if raw.get("exit_layers") is None:
         return {}
     found = {ours: raw[key] for key, ours in DRAFTING.items() if raw.get(key) is not None}
-    kinds = {"exits": int, "thresholds": float, "tree": int}
-    for name in found.keys() & kinds.keys():
-        found[name] = tuple(map(kinds[name], found[name]))
+    for name in found.keys() & {"exits", "thresholds", "tree"}:
+        found[name] = tuple(found[name])
     exits = found["exits"]
-    if not exits or list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] > layers:
+    is_sorted = set(map(type, exits)) == {int} and list(exits) == sorted(set(exits))
+    if not is_sorted or exits[0] < 1 or exits[-1] > layers:
         raise ValueError(f"exit_layers must increase from 1 up to {layers}, got {list(exits)}")
-    if len(found.get("thresholds", exits)) != len(exits):
-        raise ValueError(f"expected a threshold for each of {len(exits)} exits")
-    if len(found.get("tree", (1, 1, 1))) != 3:
-        raise ValueError("expected top_k, depth and size as draft_tree")
-    number(raw, "draft_length", 1)
+    if len(exits) - len(found.get("thresholds", exits)) not in (0, 1):
+        raise ValueError(f"thresholds: expected one for each of {len(exits)} exits")
     return found
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 
 def read_text(path: Path) -> str:
@@ -17,6 +18,9 @@ def read_text(path: Path) -> str:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not in UTF-8: see its byte {error.start}") from None
+    except OSError as error:
+        error.filename = str(path)  # which a read that fails does not say
+        raise
 
 
 def read_json(path: Path, missing: Any = None) -> Any:
@@ -27,6 +31,18 @@ def read_json(path: Path, missing: Any = None) -> Any:
         return dict(json.loads(read_text(path)))
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} holds no JSON object ({error})") from None
+
+
+def read_safetensors(path: Path | str, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a file; ValueError if it is none, and so no ``what``."""
+    try:
+        with open(path, "rb"):  # which says plainly why a folder cannot be read
+            pass
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"no {what} at {path}: {reason}") from None
 
 
 def refuse_existing(path: Path | str) -> Path:
@@ -64,7 +80,9 @@ def staged(path: Path | str) -> Iterator[Path]:
         stage.parent.mkdir()
         try:
             yield stage
-        except (SafetensorError, RuntimeError) as error:  # how a full disk is said
+        except (SafetensorError, RuntimeError, OSError) as error:  # how a full disk is said
+            if getattr(error, "filename", None) is not None:
+                raise
             first = str(error).partition("\n")[0]
             raise OSError(f"{path} cannot be written: {first}") from None
         # safetensors lets only the owner read its files. These get what a new file has.

@@ -64,28 +64,28 @@ def load_model(
     not_read = tuple(f"model.layers.{layer}." for layer in range(layers, stored))
     if stored_dtype == "auto":
         _, _, first = next(read_tensors(path, not_read))
-        stored_dtype = str(first.dtype)
+        stored_dtype = first.dtype
     dtype = choose_dtype(dtype, device, stored_dtype)
-    size = count_parameters(config) * dtype.itemsize
-    needs = f"{path} needs {size / 1e9:.2f} GB for its weights in {dtype}, on {device}"
-    if size > memory_of(device):
-        raise MemoryError(f"{needs}, which has {memory_of(device) / 1e9:.2f} GB")
+    needed = count_parameters(config) * dtype.itemsize
+    too_large = f"{path} in {name_of(dtype)} needs {needed / 1e9:.2f} GB on {device} for weights"
+    if needed > memory_of(device):  # before a model of a million layers is built
+        raise MemoryError(f"{too_large}, which has {memory_of(device) / 1e9:.2f} GB")
     try:
         model = empty_model(config)
-        read_into(model, path, not_read, device, dtype, share)
+        fill(model, read_tensors(path, not_read), path, device, dtype, share)
         if quick and device.type == "cpu":
             quicken(model)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise MemoryError(f"{needs}, which has less than that now") from None
+        raise MemoryError(f"{too_large}, which has less") from None
     if drafting and drafting["exits"][-1] <= layers:
         model.drafting = drafting
     return model
 
 
 def count_parameters(config: LlamaConfig) -> int:
-    """How many a model has, but for norms and biases. It need not be built, and may be huge."""
+    """How many a model has, but for norms and biases."""
     heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
     block = heads * config.head_dim + 3 * config.intermediate_size
     tables = 1 if config.tie_word_embeddings else 2
@@ -94,31 +94,30 @@ def count_parameters(config: LlamaConfig) -> int:
 
 
 def memory_of(device: torch.device) -> float:
-    """Bytes for the weights on a device; infinite where PyTorch and the system do not say it."""
+    """The bytes of a device's memory, as far as PyTorch or the system says it."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        return torch.cuda.mem_get_info(device)[0]  # those that are free
     if device.type == "cpu" and hasattr(os, "sysconf"):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return math.inf
 
 
-def read_into(
+def fill(
     model: Llama,
+    stored: Iterator[tuple[Path, str, Tensor]],
     path: Path,
-    not_read: tuple[str, ...],
     device: torch.device,
     dtype: torch.dtype,
     share: Share | None,
 ) -> None:
-    """Give an empty ``model`` the weights in the folder ``path``; see ``load_model``."""
-    config = model.config
+    """Give an empty ``model`` the ``stored`` tensors, which come from the folder ``path``."""
+    tied = model.config.tie_word_embeddings
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     shapes[HEAD] = shapes[EMBEDDING]  # which a tied model may have, too
     tensors: dict[str, Tensor] = {}
-    stored_tensors = read_tensors(path, not_read)
-    for file, name, tensor in progress(stored_tensors, f"reading {path}: tensors", len(shapes)):
+    for file, name, tensor in progress(stored, f"reading {path}: tensors", len(shapes)):
         if name not in shapes:
-            refuse_if_needed(file, name, config.num_hidden_layers)
+            refuse_if_needed(file, name, model.config.num_hidden_layers)
             continue
         if share is not None and tensor.dim() == len(shapes[name]):
             tensor = share(name, tensor)
@@ -126,28 +125,25 @@ def read_into(
             found = f"{tuple(tensor.shape)} in {tensor.dtype}; expected {shapes[name]}"
             raise ValueError(f"{file}: {name} is {found}, not quantised")
         tensors[name] = tensor.to(device, dtype, copy=True)  # the file is not needed any more
-    if config.tie_word_embeddings:  # a file may have either of the two, or both
+    if tied:  # a file may have either of the two, or both
         for one, other in ((HEAD, EMBEDDING), (EMBEDDING, HEAD)):
             if one not in tensors and other in tensors:
                 tensors[one] = tensors[other]
-    missing = shapes.keys() - tensors.keys()
-    if missing:
+    if missing := shapes.keys() - tensors.keys():
         raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")
-    if config.tie_word_embeddings and not torch.equal(tensors[HEAD], tensors[EMBEDDING]):
-        raise ValueError(
-            f"{path}: config.json ties the LM head to the embedding, but they differ; if both "
-            "are meant, write tie_word_embeddings false there"
-        )
+    if tied and not torch.equal(tensors[HEAD], tensors[EMBEDDING]):
+        words = "config.json ties the LM head to the embedding, but they differ"
+        raise ValueError(f"{path}: {words}; if both are meant, tie_word_embeddings is false")
     model.load_state_dict(tensors, assign=True)
-    if config.tie_word_embeddings:
+    if tied:
         model.lm_head.weight = model.model.embed_tokens.weight
     model.requires_grad_(False).eval()
 
 
 def refuse_if_needed(file: Path, name: str, layers: int) -> None:
-    """Raise ValueError for a tensor that the model lacks, and that would change what it computes.
+    """Raise ValueError for a tensor that one of the parts of a model with ``layers`` lacks.
 
-    This is one of its parts, such as a bias; ``layers`` is how many it has.
+    It is a bias, say, and would change what the model computes.
     """
     parts = ["model.embed_tokens.", "model.norm.", "lm_head."]
     parts += [f"model.layers.{layer}." for layer in range(layers)]
@@ -266,9 +262,15 @@ def check_device(device: torch.device | str) -> torch.device:
     return tried.device
 
 
-def choose_dtype(dtype: torch.dtype | str, device: torch.device, stored: str) -> torch.dtype:
+def name_of(dtype: torch.dtype | str) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def choose_dtype(
+    dtype: torch.dtype | str, device: torch.device, stored: torch.dtype | str
+) -> torch.dtype:
     """A dtype, its name, or "auto": that of the ``stored`` weights, float32 if it is not fast."""
-    name = str(stored if dtype == "auto" else dtype).removeprefix("torch.")
+    name = name_of(stored if dtype == "auto" else dtype)
     if name not in DTYPES:
         raise ValueError(f"unknown dtype {name!r}; expected auto or one of {', '.join(DTYPES)}")
     found = DTYPES[name]
@@ -289,5 +291,4 @@ def placement(model: Llama) -> str:
     """One line for people: where a model is, in which dtype, and its memory."""
     gigabytes = sum(parameter.nbytes for parameter in model.parameters()) / 1e9
     untried = "" if model.device.type == "cpu" else " (untried: this has only run on CPUs)"
-    dtype = str(model.dtype).removeprefix("torch.")
-    return f"{model.device}{untried}, {dtype}, {gigabytes:.2f} GB of weights"
+    return f"{model.device}{untried}, {name_of(model.dtype)}, {gigabytes:.2f} GB of weights"

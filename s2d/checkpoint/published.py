@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from .chat import Message
 
-# What every template is given; these are no options.
-GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
+# What every template is given from elsewhere; these are no options.
+GIVEN = ("messages", "add_generation_prompt")
 
 
 @contextmanager

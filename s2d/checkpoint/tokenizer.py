@@ -49,10 +49,8 @@ class Tokenizer:
         """
         ids = self.model.encode(check_text(text), with_bos)
         if self.vocab_size is not None and max(ids, default=0) >= self.vocab_size:
-            raise ValueError(
-                f"the text has the token {max(ids)} of the tokenizer in {self.folder}, but the "
-                f"model has only tokens 0 to {self.vocab_size - 1}"
-            )
+            words = f"the text has the token {max(ids)} of the tokenizer in {self.folder}"
+            raise ValueError(f"{words}, but the model has only tokens 0 to {self.vocab_size - 1}")
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -91,8 +89,7 @@ def read_model(folder: Path) -> "SentencePieceModel | PublishedTokenizer":
     """What turns the text of a model in ``folder`` into ids and back."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         raise FileNotFoundError(f"{folder} has no tokenizer.model and no tokenizer.json")
-    alone = read_sentencepiece(folder)
-    if alone is not None:
+    if (alone := read_sentencepiece(folder)) is not None:
         return alone
     try:
         from .published import PublishedTokenizer  # not every folder needs the package
@@ -146,8 +143,7 @@ class TextStream:
         if last:
             self.take_waiting()
         end = find_stop(written(self.held), self.stop_at, begun=not last)
-        ready = self.held[:end]
-        self.held = self.held[end:]
+        ready, self.held = self.held[:end], self.held[end:]
         return "".join(character for character, is_shown in ready if is_shown)
 
     def has_stopped(self) -> bool:
@@ -190,15 +186,11 @@ def find_stop(text: str, stop_at: Sequence[str], begun: bool = False) -> int:
     >>> find_stop("one th", ["three"], begun=True)
     4
     """
-    end = len(text)
-    for stop in stop_at:
-        if stop in text:
-            end = min(end, text.index(stop))
-        for start in range(max(0, len(text) - len(stop)), end if begun else 0):
-            if stop.startswith(text[start:]):
-                end = start
-                break
-    return end
+    ends = [text.index(stop) for stop in stop_at if stop in text]
+    for stop in stop_at if begun else ():
+        starts = range(max(0, len(text) - len(stop)), len(text))
+        ends += [start for start in starts if stop.startswith(text[start:])]
+    return min(ends, default=len(text))
 
 
 class StopStrings:

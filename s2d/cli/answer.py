@@ -3,26 +3,32 @@
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 
 from ..checkpoint import check_device, placement
 from ..checkpoint.files import read_text, refuse_existing
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import StopStrings
+from ..decoder import Decoder
 from ..generation import make_decoder
 from ..options import Options
 from ..pair.loading import Choice, Pair, choose_pair, load_chosen
 from ..pair.names import MINIATURE_PROMPTS, miniature_note
 from ..speed.batch import decode_many
 from ..speed.tensor_parallel import from_rank_0, join_processes  # for torchrun
+from ..stats import Step
 from .conversation import encode, hold_conversation
-from .terminal import as_json, compare_speed, exit_colors, report, show, stream
+from .terminal import as_json, compare_speed, report, show, stream
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
 
 
-def answer(args: Namespace) -> int:
+# What is done with the steps of a Decoder on their way, such as ``trace.page.trace`` does.
+Watch = Callable[[Decoder, Pair], Iterable[Step]]
+
+
+def answer(args: Namespace, watch: Watch) -> int:
     """The whole program: the exit code. torchrun runs it in each of its processes.
 
     Prompts are encoded before the models are loaded, which takes long, as they may be refused.
@@ -37,7 +43,7 @@ def answer(args: Namespace) -> int:
         encode(["Hello."], args, choice.tokenizer)  # the template may refuse its options
         hold_conversation(args, load(choice, args))
     else:
-        answer_prompt(args, choice)
+        answer_prompt(args, choice, watch)
     return 0
 
 
@@ -88,8 +94,8 @@ def read_prompt(args: Namespace) -> str:
     return from_rank_0(lambda: sys.stdin.read()).removeprefix("\ufeff").removesuffix("\n")
 
 
-def answer_prompt(args: Namespace, choice: Choice) -> None:
-    """Answer one prompt, as a text that comes or as JSON; with --trace as a page as well."""
+def answer_prompt(args: Namespace, choice: Choice, watch: Watch) -> None:
+    """Answer one prompt, as a text that comes or as JSON."""
     text = read_prompt(args)
     prompt = encode([text], args, choice.tokenizer)
     size = choice.folder.config.max_position_embeddings
@@ -97,24 +103,13 @@ def answer_prompt(args: Namespace, choice: Choice) -> None:
         raise ValueError(f"the prompt has {len(prompt)} tokens; expected 1 to {size - 1}")
     pair = load(choice, args)
     decoder = make_decoder(pair.target, prompt, pair.draft, pair.options)
-    steps = iter(decoder)
-    if args.trace is not None:
-        from ..trace.page import write_page
-        from ..trace.record import Recorder
-
-        draft = pair.found.draft
-        models = {"target": pair.folder.path.name, "draft": draft and draft.path.name}
-        recorder = Recorder(pair.tokenizer, decoder, models, exit_colors(pair))
-        steps = recorder.record()
+    steps = watch(decoder, pair)
     if args.json:
         for _ in steps:
             pass
     else:
         stream(steps, pair, args.stop_strings)
     generation = decoder.result()
-    if args.trace is not None:
-        from_rank_0(lambda: write_page(recorder.data(), args.trace))
-        tell(f"wrote {args.trace}")
     if args.json:
         show(as_json(generation, args, pair, prompt=text))
         return

@@ -81,17 +81,22 @@ def drop_output() -> None:
 
 def describe(error: Exception) -> str:
     """What a user should know about an error; a fault of the program itself is raised again."""
+    import re
+
     from ..checkpoint.notices import is_out_of_memory
 
+    if isinstance(error, MemoryError):
+        return str(error) or "there is too little memory"
     if is_out_of_memory(error):
-        return f"out of memory: {error}"
+        return f"there is too little memory: {error}"
     if isinstance(error, RuntimeError):
         raise error
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"{error}: pip install -r requirements.txt {error.name.partition('.')[0]}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
+    # An option as it was typed: ``Options`` call it top_p.
+    return re.sub(r"^[a-z_]+: expected", lambda it: f"--{it[0].replace('_', '-')}", str(error))
 
 
 def tell(message: object) -> None:

@@ -71,12 +71,13 @@ def parse_tree(text: str) -> Any:
     """4,2,2,1 -> (4, 2, 2, 1), and 6x4x60 -> GrowingShape(top_k=6, depth=4, size=60)."""
     from ..tree import GrowingShape
 
+    is_growing = "x" in text
     try:
-        if "x" in text:
-            top_k, depth, size = map(int, text.split("x"))
-            return GrowingShape(top_k, depth, size)
-        return tuple(map(int, text.split(",")))
-    except ValueError:
+        numbers = tuple(map(int, text.split("x" if is_growing else ",")))
+        if min(numbers) < 1:
+            raise ValueError
+        return GrowingShape(*numbers) if is_growing else numbers
+    except (ValueError, TypeError):
         message = f"expected widths, such as 4,2,2,1, or a growing tree, such as 6x4x60, got {text}"
         raise argparse.ArgumentTypeError(message) from None
 

@@ -147,16 +147,13 @@ def speed_of(generation: Generation) -> float:
 
 def describe(options: Options) -> dict[str, Any]:
     """Settings as JSON can hold them; parts of one's own by their names."""
-    settings = {name: plain(value) for name, value in vars(options).items()}
-    return settings | {"tree": settings.pop("shape")}  # as the option is called
+    settings = vars(options) | {"tree": options.shape}
+    del settings["shape"]  # the option is called tree
+    return json.loads(json.dumps(settings, default=plain))
 
 
 def plain(value: Any) -> Any:
-    """A setting for JSON. An object, such as a decision model, is called by its class."""
-    if isinstance(value, tuple):
-        return [plain(each) for each in value]
-    if value is None or isinstance(value, str | int | float):
-        return value
+    """A shape by its numbers; another object, such as a decision model, by its class."""
     if isinstance(value, FixedShape | GrowingShape):
         return asdict(value)
     return getattr(value, "__name__", type(value).__name__)

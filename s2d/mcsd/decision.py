@@ -13,11 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..checkpoint.files import staged
+from ..checkpoint.files import read_safetensors, staged
 from ..draft import Exit, LayerExit
 from ..model import Llama
 from ..rules import Prediction, Rule
@@ -104,8 +103,12 @@ class DecisionRule:
 
 def fingerprint(draft: Llama) -> str:
     """A short name for a draft's weights: the checksum of its final norm in bfloat16."""
-    weight = draft.model.norm.weight.detach().to("cpu", torch.bfloat16).view(torch.int16)
-    return f"{zlib.crc32(weight.numpy().tobytes()):08x}"
+    return checksum(draft.model.norm.weight)
+
+
+def checksum(weight: Tensor) -> str:
+    plain = weight.detach().to("cpu", torch.bfloat16).view(torch.int16)
+    return f"{zlib.crc32(plain.numpy().tobytes()):08x}"
 
 
 def save_decision(decision: Decision, path: Path) -> None:
@@ -118,12 +121,15 @@ def save_decision(decision: Decision, path: Path) -> None:
 
 def load_decision(path: Path | str) -> Decision:
     """The decision model in the file ``path``; ValueError if it holds none."""
+    tensors, metadata = read_safetensors(path, "decision model")
+    if "decision" not in metadata:
+        raise ValueError(f"no decision model at {path}, but another file")
     try:
-        with safe_open(path, framework="pt") as file:
-            decision = Decision(**json.loads(file.metadata()["decision"]))
-            if not 0 <= decision.threshold <= 1:
-                raise ValueError(f"the threshold {decision.threshold} is no probability")
-            decision.load_state_dict({name: file.get_tensor(name) for name in file.keys()})
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
-        raise ValueError(f"no decision model at {path} ({error})") from None
+        decision = Decision(**json.loads(metadata["decision"]))
+        if not 0 <= decision.threshold <= 1:
+            raise ValueError(f"the threshold {decision.threshold} is no probability")
+        decision.load_state_dict(tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"no decision model at {path}: {reason:.200}") from None
     return decision

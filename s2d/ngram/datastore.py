@@ -9,37 +9,44 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from ..checkpoint.files import staged
+from ..checkpoint.files import read_safetensors, staged
 from ..model import LlamaConfig
 from .table import FOLLOWERS, ORDER
 
 NOTHING = -1  # what stands after the end of a document
-ID_DTYPES = (torch.uint16, torch.int32, torch.int64)
 
 
-def load_datastore(path: Path, config: LlamaConfig) -> "Datastore":
+def load_datastore(path: Path | str, config: LlamaConfig) -> "Datastore":
     """The Datastore in the file ``path``, for a target of ``config``.
 
     Raises ValueError if the file is damaged, or holds anything but ids of the target's vocabulary.
     """
+    tensors, _ = read_safetensors(path, "datastore")
+    tokens = tensors.get("tokens")
+    if tokens is None or tokens.is_floating_point():
+        raise ValueError(f"no datastore at {path}, but a file without ids called tokens")
     try:
-        tokens = load_file(path)["tokens"]
-    except (SafetensorError, KeyError, OSError) as error:
-        raise ValueError(f"{path} is no datastore, or is damaged ({error})") from None
-    size = config.vocab_size
-    is_list = tokens.dim() == 1 and tokens.dtype in ID_DTYPES
-    if is_list:
-        tokens = tokens.long()
-    if not is_list or ((tokens < 0) | (tokens >= size)).any():
-        expected = f"ids of the target's vocabulary of {size} tokens"
-        raise ValueError(f"{path} holds another vocabulary; expected {expected}")
-    return Datastore(tokens.numpy(), config.eos_token_ids)
+        datastore = Datastore(tokens.numpy(), config.eos_token_ids)
+        check_datastore(datastore, config.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return datastore
+
+
+def check_datastore(datastore: Any, vocab_size: int) -> None:
+    """Raise ValueError for what is no Datastore, or has tokens beyond a vocabulary."""
+    if not isinstance(datastore, Datastore):
+        words = "a Datastore, as load_datastore gives it"
+        raise ValueError(f"datastore: expected {words}, not {datastore!r:.60}")
+    if datastore.largest >= vocab_size:
+        words = f"the token {datastore.largest}, and the target has tokens 0 to {vocab_size - 1}"
+        raise ValueError(f"the datastore has {words}")
 
 
 def save_datastore(path: Path, documents: list[list[int]], config: LlamaConfig) -> None:
@@ -77,8 +84,16 @@ class Datastore:
     doubts = (3.0, 3.0, 3.0, 3.0)  # by the suffix's length, see ``table.distribution``
 
     def __init__(self, tokens: Sequence[int], end: Sequence[int]) -> None:
-        """``tokens``: ids (N,), each at least 0. ``end``: the ids that end a document."""
-        column = np.asarray(tokens, dtype=np.int32)
+        """``tokens``: ids (N,), each at least 0. ``end``: the ids that end a document.
+
+        Raises ValueError for ``tokens`` that are no ids.
+        """
+        ids = np.asarray(tokens)
+        if ids.ndim != 1 or (len(ids) and (ids.dtype.kind not in "iu" or ids.min() < 0)):
+            words = f"numbers of shape {ids.shape} in {ids.dtype}"
+            raise ValueError(f"a datastore's tokens are ids (N,) from 0, not {words}")
+        self.largest = int(ids.max(initial=0))
+        column = ids.astype(np.int32)
         columns = [column]
         for _ in range(ORDER):
             following = np.append(column[1:], np.int32(NOTHING))[: len(column)]

@@ -10,6 +10,7 @@ from torch.distributed import is_initialized
 
 from ..checkpoint import load_model
 from ..checkpoint.config import ModelFolder, read_folder
+from ..checkpoint.load import read_tensors
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Llama
@@ -61,11 +62,14 @@ def choose_pair(target: Path | str, draft: Path | str | None = None, **options: 
         from ..ngram.datastore import load_datastore
 
         options["datastore"] = load_datastore(found.datastore, folder.config)
-    if isinstance(options.get("decision"), Path):
+    decision_file = options.get("decision")
+    if isinstance(decision_file, Path):
         from ..mcsd.decision import load_decision
 
-        options["decision"] = load_decision(options["decision"])
+        options["decision"] = load_decision(decision_file)
     decided = decide(found.draft, **options)
+    if isinstance(decision_file, Path) and decided.decision is not None:
+        refuse_other_decision(decided, found.draft)
     if found.draft is not None:
         refuse_other_size(found.draft, folder)
     # After all other checks, as transformers takes seconds to import.
@@ -73,6 +77,18 @@ def choose_pair(target: Path | str, draft: Path | str | None = None, **options: 
     if found.draft is not None and not found.draft.path.samefile(folder.path):
         tell_other_tokenizer(found.draft.path, tokenizer)
     return Choice(folder, found, decided, tokenizer)
+
+
+def refuse_other_decision(options: Options, draft: ModelFolder | None) -> None:
+    """Raise ValueError if a decision model does not go with the exits, or with the draft."""
+    from ..mcsd.decision import checksum
+
+    if draft is None or 0 in options.exits:
+        raise ValueError("decision: expected exits with layers, and not exit 0")
+    not_read = "model.layers.", "model.embed_tokens.", "lm_head."
+    for _, name, tensor in read_tensors(draft.path, not_read):
+        if name == "model.norm.weight" and checksum(tensor) != options.decision.draft:
+            raise ValueError(f"decision: expected a model for {draft.path}, not for another draft")
 
 
 def load_chosen(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -127,10 +127,26 @@ def run_together(
     return list(zip(states, target.logits(torch.cat(needed)).split(counts)))
 
 
+class SeveralLayers(NamedTuple):
+    """What a layer is handed: its part of each prompt's cache, and each prompt's own mask."""
+
+    parts: Sequence[LayerCache]
+    sizes: list[int]  # new positions of each prompt; their sum is T
+    masks: Sequence[Tensor | None]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
+        """As ``LayerCache.attend``, for all prompts: (1, H, T, D)."""
+        by_prompt = zip(*(each.split(self.sizes, dim=2) for each in (q, k, v)))
+        attended = []
+        for part, (q, k, v), mask in zip(self.parts, by_prompt, self.masks):
+            attended.append(part.attend(q, k, v, mask))
+        return torch.cat(attended, dim=2)
+
+
 class SeveralCaches:
     """The caches of several prompts in the place of one: each prompt attends to its own."""
 
-    length = 0
+    length = 0  # of what all prompts share
 
     def __init__(
         self, caches: list[KVCache], sizes: list[int], masks: Sequence[Tensor | None]
@@ -138,27 +154,8 @@ class SeveralCaches:
         self.caches = caches
         self.sizes = sizes
         layers = zip(*(cache.layers for cache in caches))
-        self.layers = [LayersOfSeveral(each, sizes, masks) for each in layers]
+        self.layers = [SeveralLayers(parts, sizes, masks) for parts in layers]
 
     def extend(self, T: int) -> None:
         for cache, size in zip(self.caches, self.sizes):
             cache.extend(size)
-
-
-class LayersOfSeveral:
-    """What a layer is handed: its part of each prompt's cache, and each prompt's own mask."""
-
-    def __init__(
-        self, parts: Sequence[LayerCache], sizes: list[int], masks: Sequence[Tensor | None]
-    ) -> None:
-        self.parts = parts
-        self.sizes = sizes
-        self.masks = masks
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
-        """As ``LayerCache.attend``; the T positions of q, k and v are those of all prompts."""
-        by_prompt = zip(*(each.split(self.sizes, dim=2) for each in (q, k, v)))
-        attended = []
-        for part, (q, k, v), mask in zip(self.parts, by_prompt, self.masks):
-            attended.append(part.attend(q, k, v, mask))
-        return torch.cat(attended, dim=2)  # (1, H, T, D)

@@ -106,7 +106,7 @@ function show(s, position = Infinity) {
   at("step-number").textContent = which;
   const count = nodes.tokens.length - 1;
   at("step-words").replaceChildren(
-    `${n} tokens of context. ${count} drafted and checked by the target in ${step.ms} ms: ${path.length} accepted. `,
+    `${n} tokens of context. A step of ${step.ms} ms: ${count} tokens drafted, ${path.length} accepted by the target. `,
     `The KV cache keeps ${cached} of ${n + count} positions and is rolled back by ${n + count - cached}. `,
     "Emitted: ", ...step.tokens.flatMap((token) => [piece(token), " "]));
   drawTree(step);

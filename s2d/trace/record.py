@@ -191,7 +191,7 @@ class Recorder:
             g = self.rule.draws.noise(tree.next_positions([node]), like=p)[0]  # (V,)
             columns += [("g", None, g), ("log p + g", None, p.log() + g)]
         said = [(exit_layer, row.cpu()) for exit_layer, row in self.said[tuple(tree.path(node))]]
-        likeliest = p.topk(min(LIKELIEST, len(p))).indices.tolist()
+        likeliest = p.topk(min(LIKELIEST, int(p.count_nonzero()))).indices.tolist()
         favourites = [row.argmax().item() for _, row in said]
         drafted = [tree.tokens[child] for child in children]
         ids = list(dict.fromkeys([*drafted, *bonus, *likeliest, *favourites]))

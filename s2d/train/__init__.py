@@ -1,2 +1,2 @@
 """Training: sorted drafts (``nested``), the miniatures (``family``), decision models (``decision``)
-and datastores (``text``); ``fit`` is the loop."""
+and datastores (``data``); ``fit`` is the loop."""

@@ -33,10 +33,10 @@ def parse(arguments: list[str] | None) -> Any:
     from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter
 
     from ..cli.program import Parser, comma_separated, count, file_name, positive, whole
+    from .data import make_datastore
     from .decision import LEARNING_RATE, train_decision
     from .family import train_mini
     from .nested import MINI, PAPER, train_soft
-    from .text import make_datastore
 
     common = Parser(add_help=False)
     common.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps ...")
@@ -57,8 +57,7 @@ def parse(arguments: list[str] | None) -> Any:
     add = add_program("soft", train_soft, words, defaults)
     add("--init", required=True, help="the Llama to cut from: a folder or a name")
     add("--exits", type=comma_separated(int), required=True, help="layers it predicts after")
-    add("--data", default="mini", help="dialogues, a text in FILE.txt, or mini (the corpus)")
-    add("--resume", action="store_true", help="go on from the last checkpoint")
+    add("--data", default="mini", help="a file of dialogues, or mini (the corpus)")
     add("--weights", type=comma_separated(positive), help="of the exits' losses (equal)")
     add("--batch", type=count, help="rows per step, over all processes")
     add("--micro-batch", type=count, help="rows that go through the model at once, at most")
@@ -73,8 +72,7 @@ def parse(arguments: list[str] | None) -> Any:
     add = add_program("mini", train_mini, "the miniature family, from nothing")
     add("--millions", type=positive, help="million tokens for each (its own)")
 
-    words = "a model that says when a draft should stop"
-    add = add_program("decision", train_decision, words)
+    add = add_program("decision", train_decision, "a model that says when a draft should stop")
     add("--target", required=True, help="the model that accepts or not: a folder or a name")
     add("--draft", required=True, help="the draft that is to stop")
     add("--features", choices=LEARNING_RATE, default="stats", help="hidden states, or figures of q")

@@ -124,18 +124,11 @@ def translate(rng: random.Random) -> Iterator[Turn]:
 
 def summarise(rng: random.Random) -> Iterator[Turn]:
     name = rng.choice(NAMES)
-    say = make_speaker(
-        rng,
-        name=name,
-        she=PRONOUNS[name],
-        a_job=add_article(rng.choice(JOBS)),
-        city=rng.choice(CITIES),
-        year=rng.randrange(1920, 1999),
-        years=rng.randrange(3, 40),
-        hobby=rng.choice(WORDS["hobbies"]),
-        pet=rng.choice(WORDS["pets"]),
-        prize=rng.choice(WORDS["prizes"]),
-    )
+    words = dict(name=name, she=PRONOUNS[name], a_job=add_article(rng.choice(JOBS)))
+    words |= dict(city=rng.choice(CITIES), year=rng.randrange(1920, 1999))
+    words |= dict(years=rng.randrange(3, 40), hobby=rng.choice(WORDS["hobbies"]))
+    words |= dict(pet=rng.choice(WORDS["pets"]), prize=rng.choice(WORDS["prizes"]))
+    say = make_speaker(rng, **words)
     notes = {kind: say(phrases) for kind, phrases in TABLES["notes"].items()}
     kinds = [kind for kind in notes if kind not in ("city", "job")]  # which the opening tells
     kept = sorted(rng.sample(kinds, rng.choice([2, 3, 4])), key=kinds.index)
@@ -200,10 +193,8 @@ def retrieve(rng: random.Random) -> Iterator[Turn]:
     people = {}
     context = []
     for name in rng.sample(NAMES, rng.choice([2, 3])):
-        city = rng.choice(CITIES)
-        job = rng.choice(JOBS)
-        age = rng.randrange(20, 70)
-        people[name] = dict(name=name, city=city, a_job=add_article(job), age=age)
+        person = dict(name=name, city=rng.choice(CITIES), a_job=add_article(rng.choice(JOBS)))
+        people[name] = person | {"age": rng.randrange(20, 70)}
         say = make_speaker(rng, **people[name])
         context.append(say(PHRASES["person"]))
     before = f"{rng.choice(PHRASES['context'])} {' '.join(context)} Question: "

@@ -1,4 +1,4 @@
-"""Dialogues of the corpus or of a file, and plain texts, as rows of tokens and labels."""
+"""Dialogues of the corpus or of a file, as rows of tokens and labels; texts as a datastore."""
 
 import json
 import random
@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.chat import Message, as_dialogue
-from ..checkpoint.files import read_text
+from ..checkpoint.config import read_folder
+from ..checkpoint.files import read_text, refuse_existing
 from ..checkpoint.notices import progress, tell
 from ..checkpoint.tokenizer import Messages, Tokenizer
+from ..ngram.datastore import save_datastore
+from ..pair.names import find_target
 from .corpus import GROUPS, conversations
+from .fit import Rows, Run
 from .fsdp import count_ranks
 
 # Groups that need what the prompt says come more often: that takes a model longest to learn.
@@ -28,33 +32,28 @@ ROLES |= {"human": "user", "gpt": "assistant"}  # ShareGPT's
 BESIDE = ("tools", "documents", "functions", "images", "videos", "audios")
 
 Pair = tuple[list[int], list[int]]  # the ids of what is only read, and those of what is learnt
-Rows = tuple[Tensor, Tensor]  # tokens and labels, (R, T) each
 
 
 def read_records(data: str, seed: int) -> Iterable:
-    """The records that ``data`` names. "mini" is the corpus, without end; FILE.txt is one text.
+    """The dialogues that ``data`` names: "mini" is the corpus, without end; else it is a file.
 
-    Any other file is a JSON list of dialogues, or has one in each line. They are shuffled.
+    The file is a JSON list of dialogues, or has one in each line. They are shuffled.
     """
     if data == "mini":
         corpus = conversations(seed, "train", MIX)
         return ({"messages": as_dialogue(chain(*turns))} for turns in corpus)
     if not Path(data).is_file():
-        raise FileNotFoundError(f"no file {data}; expected mini, dialogues, or a text in FILE.txt")
-    text = read_text(Path(data))
-    if data.endswith(".txt"):
-        return [text]
-    text = text.strip()
+        raise FileNotFoundError(f"no file {data}; expected mini, or a file of dialogues")
+    text = read_text(Path(data)).strip()
     try:
         if text.startswith("["):
             records, end = json.JSONDecoder().raw_decode(text)
             if text[end:]:
-                raise ValueError("it begins with a list, and has more after it")
+                raise ValueError("its first line is a list, and more follows")
         else:
             records = [json.loads(line) for line in text.split("\n") if line.strip()]
     except (ValueError, RecursionError) as error:
-        expected = "neither one JSON list nor one JSON object in each line"
-        raise ValueError(f"{data} is {expected}: {error}") from None
+        raise ValueError(f"{data} is no JSON list, and no JSON lines: {error}") from None
     if not records:
         raise ValueError(f"{data} is empty")
     random.Random(seed).shuffle(records)
@@ -84,12 +83,17 @@ def read_dialogue(record: Any) -> list[Message]:
 
 
 def read_dialogues(
-    data: str, records: Iterable, tokenizer: Tokenizer, ends: Sequence[str] = ()
-) -> Iterator[list[Pair]]:
-    """Yield the rounds of each dialogue among the ``records`` of ``data``; see ``as_rounds``.
+    data: str,
+    records: Iterable,
+    tokenizer: Tokenizer,
+    ends: Sequence[str] = (),
+    answers_only: bool = True,
+) -> Generator[list[Pair], None, None]:
+    """Yield, for each dialogue among the ``records`` of ``data``, its rounds; see ``as_rounds``.
 
-    What is no dialogue, or cannot be written in the chat format, is passed over. How much that was
-    is told at the end, or when this iterator is closed. Raises ValueError if that is everything.
+    In a round only the answer is learnt or, without ``answers_only``, the prompt as well. What is
+    no dialogue, or cannot be written in the chat format, is passed over. How much that was is told
+    at the end, or when this generator is closed. Raises ValueError if that is everything.
     """
     found = 0
     unlearnt = 0
@@ -106,7 +110,7 @@ def read_dialogues(
                 continue
             found += 1
             unlearnt += sum(each.get("weight") == 0 for each in dialogue)
-            yield rounds
+            yield rounds if answers_only else [([], read + said) for read, said in rounds]
         if not found:
             raise ValueError(f"{data} has no dialogue that can be learnt: {reasons[0]}")
     finally:
@@ -164,33 +168,13 @@ def as_rounds(
         raise ValueError("there is no answer to learn")
 
 
-def read_pairs(
-    data: str,
-    records: Iterable,
-    tokenizer: Tokenizer,
-    answers_only: bool = True,
-    ends: Sequence[str] = (),
-) -> Generator[Pair, None, None]:
-    """Yield what is only read, and what is learnt after it, of the ``records`` of ``data``.
-
-    In dialogues the answers are learnt or, without ``answers_only``, everything. In a file of plain
-    text every token is learnt.
-    """
-    if data.endswith(".txt"):
-        for text in records:
-            yield [], tokenizer.encode(text)
-        return
-    for prompt, answer in chain.from_iterable(read_dialogues(data, records, tokenizer, ends)):
-        yield (prompt, answer) if answers_only else ([], prompt + answer)
-
-
 def make_rows(
-    pairs: Iterable[Pair], batch: int, length: int, millions: float | None = None
+    dialogues: Iterable[list[Pair]], batch: int, length: int, millions: float | None = None
 ) -> Rows:
-    """Pairs end to end, in rows: all, or whole batches of about so many ``millions`` of tokens.
+    """Dialogues end to end, in rows: all, or whole batches of about so many ``millions`` of tokens.
 
     Labels are the tokens that follow, -100 where they are only read. Rows that have none are left
-    out. An example with rows of 3: the pairs ([1, 2], [3, 4]) and ([5], [6, 7]) give
+    out. An example with rows of 3: the rounds ([1, 2], [3, 4]) and ([5], [6, 7]) give
 
         tokens     1  2  3       4  5  6
         labels  -100  3  4    -100  6  7
@@ -204,7 +188,7 @@ def make_rows(
     ids: list[int] = []  # those that are in no row yet
     learnt: list[int] = []
     total = 0
-    for read, said in pairs:
+    for read, said in chain.from_iterable(dialogues):
         ids += read + said
         learnt += [-100] * len(read) + said
         total += len(read) + len(said)
@@ -226,3 +210,13 @@ def make_rows(
         raise ValueError(f"{there}, and a batch has {batch}; give more text, or {fits}")
     tokens, labels = torch.stack(rows[:count], dim=1)  # (R, T) each
     return tokens, labels
+
+
+def make_datastore(run: Run, target: str, files: list[Path]) -> None:
+    """Write the texts of ``files``, as ids of ``target``, for ``run.py --datastore`` to read."""
+    refuse_existing(run.out)
+    path, config, _ = read_folder(find_target(target))
+    tokenizer = Tokenizer(path, config.vocab_size)
+    documents = [tokenizer.encode(read_text(file)) for file in files]
+    save_datastore(run.out, documents, config)
+    tell(f"{run.out}: {len(documents)} documents, {sum(map(len, documents))} tokens")

@@ -7,18 +7,17 @@ import tempfile
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 import torch
-from torch import Tensor
 
 from ..checkpoint import load_model
 from ..checkpoint.chat import VICUNA_SYSTEM
-from ..checkpoint.files import refuse_existing
 from ..checkpoint.tokenizer import Tokenizer
-from ..model import Drafting, Llama, LlamaConfig
+from ..model import Llama, LlamaConfig
 from .corpus import conversations
-from .data import make_rows, read_pairs, read_records
+from .data import make_rows, read_dialogues, read_records
 from .fit import Run, fit
 from .fsdp import Divided
 from .nested import MINI, save_trained
@@ -59,7 +58,7 @@ MEMBERS = {
 }
 # Fast for every target, on questions like the corpus and on others.
 # Exit 4 is no better than exit 3, and takes longer (end of bench/README.md).
-DRAFTING = Drafting((2, 3), (0.6, 0.0), length=12, stop=0.35, tree=(3, 12, 32))
+DRAFTING = dict(exits=(2, 3), thresholds=(0.6, 0.0), draft_length=12, stop=0.35, tree=(3, 12, 32))
 
 
 @torch.no_grad()
@@ -85,24 +84,18 @@ def initialise(config: LlamaConfig, seed: int, copying: bool) -> Llama:
             block.self_attn.v_proj.weight.copy_(values)
     into_residual = (2 * config.num_hidden_layers) ** -0.5
     # Part of the query stays random, or heads that share a key would stay the same for ever.
-    random_part = 0.25 if copying else 0.5
-    like_key = 0.35 if copying else 1.4
-    handed_on = 3.6 if copying else into_residual
+    shares = (0.25, 0.35, 3.6) if copying else (0.5, 1.4, into_residual)
+    random_part, like_key, handed_on = shares
+    times = config.num_attention_heads // config.num_key_value_heads
     for block in blocks:
         attention = block.self_attn
-        keys = repeat_for_each_head(attention.k_proj.weight, config)
-        values = repeat_for_each_head(attention.v_proj.weight, config)
+        projections = torch.stack((attention.k_proj.weight, attention.v_proj.weight))
+        by_head = projections.unflatten(1, (-1, config.head_dim))  # (2, G, D, hidden)
+        keys, values = by_head.repeat_interleave(times, dim=1).flatten(1, 2)  # (H * D, hidden) each
         attention.q_proj.weight.mul_(random_part).add_(keys, alpha=like_key)
         attention.o_proj.weight.copy_(values.T * handed_on)
         block.mlp.down_proj.weight.mul_(into_residual)
     return model
-
-
-def repeat_for_each_head(weight: Tensor, config: LlamaConfig) -> Tensor:
-    """The rows of G key/value heads for H heads: (G * D, hidden) -> (H * D, hidden)."""
-    by_group = weight.unflatten(0, (config.num_key_value_heads, config.head_dim))
-    times = config.num_attention_heads // config.num_key_value_heads
-    return by_group.repeat_interleave(times, dim=0).flatten(0, 1)
 
 
 def make_tokenizer(folder: Path, seed: int) -> Tokenizer:
@@ -113,19 +106,11 @@ def make_tokenizer(folder: Path, seed: int) -> Tokenizer:
         for conversation in islice(conversations(seed, "train"), 20000)
         for question, answer in conversation
     )
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=texts,
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=VOCAB_SIZE,
-        byte_fallback=True,
-        split_digits=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        character_coverage=1.0,
-        num_threads=1,
-        minloglevel=2,
-    )
+    options = dict(model_type="bpe", vocab_size=VOCAB_SIZE, byte_fallback=True, split_digits=True)
+    options |= dict(normalization_rule_name="identity", remove_extra_whitespaces=False)
+    options |= dict(character_coverage=1.0, num_threads=1, minloglevel=2)
+    train = sentencepiece.SentencePieceTrainer.train
+    train(sentence_iterator=texts, model_writer=model, **options)
     (folder / "tokenizer.model").write_bytes(model.getvalue())
     config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "legacy": True}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -143,9 +128,9 @@ def train_mini(run: Run, millions: float | None = None) -> None:
 
 
 def train_member(run: Run, miniature: Miniature, tokenizer: Tokenizer, millions: float) -> None:
-    refuse_existing(run.out)
-    if not run.unfinished.exists():
-        refuse_existing(run.losses)
+    run.refuse_existing()
+    exits = (miniature.config.num_hidden_layers,)
+    drafting: dict[str, Any] = {}
     if run.out.name == "mini-draft":
         exits = (2, 3, 4)
         drafting = DRAFTING
@@ -153,13 +138,11 @@ def train_member(run: Run, miniature: Miniature, tokenizer: Tokenizer, millions:
         whole = run.out.with_name("mini-7b")
         model = load_model(whole, run.device, "float32", quick=False, layers=exits[-1])
     else:
-        exits = (miniature.config.num_hidden_layers,)
-        drafting = None
         model = initialise(miniature.config, run.seed, miniature.copying).to(run.device)
     recipe = replace(MINI, lr=miniature.lr, exits=exits)
     records = read_records("mini", run.seed)
-    pairs = read_pairs("mini", records, tokenizer, miniature.answers_only)
-    rows = make_rows(pairs, recipe.batch, recipe.length, millions)
+    dialogues = read_dialogues("mini", records, tokenizer, (), miniature.answers_only)
+    rows = make_rows(dialogues, recipe.batch, recipe.length, millions)
     trained = Divided(model)
     for _ in fit(trained, rows, recipe, run):
         pass  # it says itself how far it is

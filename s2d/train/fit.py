@@ -5,7 +5,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from ..checkpoint import is_fast
-from ..checkpoint.files import staged
+from ..checkpoint.files import refuse_existing, staged
 from ..checkpoint.notices import PROGRESS_SECONDS, tell
 from ..soft import soft_losses
 from ..speed.tensor_parallel import from_rank_0
-from .data import Rows
 from .fsdp import Divided, count_ranks, load_checkpoint, save_checkpoint
 
 CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
+Rows = tuple[Tensor, Tensor]  # tokens and labels, (R, T) each
 
 
 def make_adamw(model: nn.Module, weight_decay: float) -> Optimizer:
@@ -43,8 +43,6 @@ def warm_up_and_cosine(step: int, steps: int, peak: float) -> float:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides what a training makes of its rows, but for the seed."""
-
     batch: int  # rows per step, over all processes
     micro_batch: int  # rows that go through the model at once
     length: int  # tokens per row
@@ -59,10 +57,10 @@ class Recipe:
     all_text: bool = False
     teacher: str | None = None
     align: float | None = None
-    # (model, tokens (B, T), labels (B, T), exits) -> losses (E,), summed over the labelled tokens
-    loss: Callable[..., Tensor] = soft_losses
-    schedule: Callable[[int, int, float], float] = warm_up_and_cosine  # (step, steps, lr) -> rate
-    make_optimizer: Callable[[nn.Module, float], Optimizer] = make_adamw  # (…, weight_decay)
+    # Functions with the arguments and results of these three.
+    loss: Callable[..., Tensor] = field(default=soft_losses, repr=False)
+    schedule: Callable[..., float] = field(default=warm_up_and_cosine, repr=False)
+    make_optimizer: Callable[..., Optimizer] = field(default=make_adamw, repr=False)
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,12 @@ class Run:
         """The file with the losses of each step."""
         return self.out.with_name(f"{self.out.name}.losses.jsonl")
 
+    def refuse_existing(self) -> None:
+        """Raise ValueError if the output is there already, or OSError if it cannot be written."""
+        refuse_existing(self.out)
+        if not self.unfinished.exists():
+            refuse_existing(self.losses)
+
 
 def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor]:
     """Train ``model`` in place, all exits together; yields the losses (E,) of each step.
@@ -98,7 +102,7 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     ranks = count_ranks()
     rank = dist.get_rank() if dist.is_initialized() else 0
     bf16 = is_fast(torch.bfloat16, device)  # for matmuls; all else stays float32
-    weights = torch.tensor(recipe.weights or (1.0,) * len(exits), device=device)  # (E,)
+    weights = torch.tensor(recipe.weights or [1] * len(exits), device=device).float()  # (E,)
     weights /= weights.mean()
     optimizer = recipe.make_optimizer(model, recipe.weight_decay)
     steps = len(tokens) * recipe.epochs // recipe.batch
@@ -111,6 +115,7 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     log: list[dict] = []
     if run.unfinished.exists():
         log = load_checkpoint(run.unfinished, model, optimizer, settings)["log"]
+        tell(f"{run.unfinished}: the training goes on after step {len(log)} of {steps}")
     batches = islice(order_rows(len(tokens), recipe.batch, run.seed), len(log), None)
     told = saved = time.monotonic()
     for step, batch in zip(range(len(log), steps), batches):
@@ -139,8 +144,7 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
             words = [f"exit {each}: {value:.3f}" for each, value in by_exit.items()]
             tell(f"{run.out.name} step {step + 1}/{steps}  {'  '.join(words)}")
         # The clock of rank 0 counts.
-        is_due = from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS)  # noqa: B023
-        if is_due:
+        if from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS):  # noqa: B023
             save_checkpoint(run.unfinished, model, optimizer, settings | {"log": log})
             saved = time.monotonic()
         yield losses

@@ -1,35 +1,39 @@
-"""A sorted draft of any Llama: cut off its first layers, train all exits together, save.
+"""A sorted draft of any Llama: cut off its first layers, train all exits, measure thresholds, save.
 
 Sorted fine-tuning, SoFT (Kavehzadeh et al. 2024, arXiv 2407.01955, section 4).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..checkpoint import empty_model, load_model, save_model
-from ..checkpoint.config import default_thresholds, read_folder
-from ..checkpoint.files import refuse_existing
+from ..checkpoint.config import read_folder
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
-from ..model import Drafting
+from ..model import Llama
 from ..pair.names import find_target
-from .data import make_rows, read_pairs, read_records
-from .fit import Recipe, Run, fit
+from ..soft import exit_states
+from .data import make_rows, read_dialogues, read_records
+from .fit import Recipe, Rows, Run, fit
 from .fsdp import Divided, count_ranks
-from .teacher import load_teacher
-from .thresholds import FEWEST, hold_out, measure_thresholds
+from .teacher import Teacher
 
 MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3, millions=1.5)
 # The paper's for ShareGPT (arXiv 2407.01955, section 4); without weight decay, as is usual for a
 # model that is already trained.
 PAPER = Recipe(batch=128, micro_batch=2, length=2048, lr=2e-5, epochs=3, weight_decay=0.0)
+HELD_OUT = 64  # rows, at most
+FEWEST = 1000  # labelled tokens from which thresholds mean something
+LOST = 0.01  # the part of the last exit's right tokens that an exit before it may lose
 
 
-def train_soft(run: Run, data: str = "mini", resume: bool = False, **options: Any) -> None:
-    """Train a sorted draft and write it to ``run.out``.
+def train_soft(run: Run, data: str = "mini", **options: Any) -> None:
+    """Train a sorted draft and write it to ``run.out``; a training that was interrupted goes on.
 
     ``options`` are fields of the recipe, ``init`` and ``exits`` at least. The others are those of
     MINI or, if ``data`` is a file, of PAPER. A teacher's loss takes the place of the recipe's.
@@ -37,13 +41,7 @@ def train_soft(run: Run, data: str = "mini", resume: bool = False, **options: An
     """
     recipe = replace(MINI if data == "mini" else PAPER, data=data, **options)
     exits = recipe.exits
-    if resume and run.out.exists():
-        raise ValueError(f"{run.out} is finished")
-    refuse_existing(run.out)
-    if resume != run.unfinished.exists():
-        raise ValueError(f"give --resume if {run.unfinished} is there, and only then")
-    if not resume:
-        refuse_existing(run.losses)
+    run.refuse_existing()
     if recipe.batch % count_ranks():
         raise ValueError(f"--batch is no multiple of the {count_ranks()} processes")
     records = read_records(data, run.seed)
@@ -60,39 +58,84 @@ def train_soft(run: Run, data: str = "mini", resume: bool = False, **options: An
     first = load_model(folder, run.device, "float32", quick=False, layers=exits[-1])
     model = Divided(first)
     if recipe.teacher is not None:
-        teacher = load_teacher(recipe.teacher, recipe.align, folder.config, run.device)
-        recipe = replace(recipe, loss=teacher.losses)
+        teacher = load_model(find_target(recipe.teacher), run.device, quick=False)
+        if teacher.config.vocab_size != folder.config.vocab_size:
+            raise ValueError(f"the teacher {recipe.teacher} has another vocabulary than the draft")
+        if recipe.align and teacher.config.hidden_size != folder.config.hidden_size:
+            raise ValueError(f"--align: the teacher {recipe.teacher} is not as wide as the draft")
+        recipe = replace(recipe, loss=Teacher(teacher, recipe.align).losses)
     tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
     eos = folder.config.eos_token_ids
     ends = [tokenizer.special.get(each) or tokenizer.decode([each]) for each in eos]
-    pairs = read_pairs(data, records, tokenizer, not recipe.all_text, ends)
-    rows = make_rows(pairs, recipe.batch, recipe.length, recipe.millions)
-    pairs.close()  # now it tells what was passed over
+    dialogues = read_dialogues(data, records, tokenizer, ends, not recipe.all_text)
+    rows = make_rows(dialogues, recipe.batch, recipe.length, recipe.millions)
+    dialogues.close()  # now it tells what was passed over
     learnt, held_out = hold_out(rows, recipe.batch)
     if not torch.isin(learnt[1], torch.tensor(eos, dtype=torch.int32)).any():
         tell(f"{data}: no answer ends with an EOS of {folder.path}, so no end is learnt")
     for _ in fit(model, learnt, recipe, run):
         pass  # it says itself how far it is
+    drafting: dict[str, Any] = {"exits": exits}
     held = (held_out[1] != -100).sum().item()
-    if held < FEWEST:
-        drafting = Drafting(exits, default_thresholds(len(exits)))
-        how = f"not measured, as the rows held out have {held} tokens of at least {FEWEST}"
-    else:
-        drafting = Drafting(exits, model(measure_thresholds, held_out, exits))
-        how = f"measured on {held} tokens"
+    how = f"thresholds not measured, as that takes {FEWEST} tokens held out, and there are {held}"
+    if held >= FEWEST:
+        drafting["thresholds"] = model(measure_thresholds, held_out, exits)
+        how = f"thresholds {drafting['thresholds']}, measured on {held} tokens"
     save_trained(model, drafting, run, folder.path)
-    steps = len(learnt[0]) * recipe.epochs // recipe.batch
     count = (learnt[1] != -100).sum()
-    there = f"{len(learnt[0])} rows with {count} tokens to learn"
-    tell(f"{run.out}: {steps} steps of {recipe.batch} rows, from {there}")
-    tell(f"exits {exits}, thresholds {drafting.thresholds}, {how}")
+    tell(f"{run.out}: learnt from {len(learnt[0])} rows with {count} tokens to predict")
+    tell(f"exits {exits}, {how}")
 
 
-def save_trained(model: Divided, drafting: Drafting | None, run: Run, tokenizer_from: Path) -> None:
+def save_trained(model: Divided, drafting: dict[str, Any], run: Run, tokenizer_from: Path) -> None:
     """Write a trained model to ``run.out``, and how it drafts. No checkpoint is left."""
     weights = model.gather()
     if weights:  # on rank 0
-        whole = empty_model(replace(model.model.config, drafting=drafting))
+        whole = empty_model(model.model.config)
+        whole.drafting = drafting
         whole.load_state_dict(weights, assign=True)
         save_model(whole, run.out, tokenizer_from)
         run.unfinished.unlink(missing_ok=True)
+
+
+def hold_out(rows: Rows, batch: int) -> tuple[Rows, Rows]:
+    """The rows to learn from, at least a ``batch``, and the last twentieth, which is held out."""
+    tokens, labels = rows
+    kept = max(batch, len(tokens) - min(HELD_OUT, len(tokens) // 20))
+    return (tokens[:kept], labels[:kept]), (tokens[kept:], labels[kept:])
+
+
+@torch.no_grad()
+def measure_thresholds(model: Llama, rows: Rows, exits: Sequence[int]) -> tuple[float, ...]:
+    """A threshold for each of ``exits``, by ``lowest_threshold``; the last exit always drafts.
+
+    The ``rows`` are some that the model has not learnt from, with FEWEST labelled tokens or more.
+    """
+    parts = []
+    for tokens, labels in zip(*(each.to(model.device) for each in rows)):
+        learnt = labels != -100  # (T,)
+        found = []
+        for states in exit_states(model, tokens[None], exits):
+            probs = model.logits(states[0, learnt]).float().softmax(dim=-1)  # (N, V)
+            confidence, choices = probs.max(dim=-1)
+            found.append(torch.stack((confidence, choices == labels[learnt])))
+        parts.append(torch.stack(found, dim=1))  # (2, E, N)
+    confidence, right = torch.cat(parts, dim=2)  # (E, N) each
+    before_last = zip(confidence[:-1], right[:-1])
+    thresholds = [lowest_threshold(*each, right_at_last=right[-1]) for each in before_last]
+    return (*thresholds, 0.0)
+
+
+def lowest_threshold(confidence: Tensor, right: Tensor, right_at_last: Tensor) -> float:
+    """The lowest threshold from which on an exit is almost as good as the last one.
+
+    An exit drafts where its ``confidence`` (N,) is above the threshold, and is ``right`` (N,) at
+    some of these tokens, as the last exit would have been. The exit may lose a hundredth (LOST) of
+    all tokens at which the last exit is right. An example: of 1000 tokens the last exit gets 900
+    right, so 9 may be lost. Above 0.7 the last exit gets 5 tokens more right than this one, above
+    0.6 it is 9, and above 0.5 it is 20. Then the threshold is 0.6.
+    """
+    order = confidence.argsort(descending=True)
+    lost = (right_at_last - right)[order].cumsum(dim=0)  # (N,)
+    enough = confidence[order][lost <= LOST * right_at_last.sum()].tolist()
+    return round([1.0, *enough][-1], 3)

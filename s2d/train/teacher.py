@@ -7,9 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..checkpoint import load_model
-from ..model import Llama, LlamaConfig
-from ..pair.names import find_target
+from ..model import Llama
 from ..soft import cross_entropy, exit_states, sum_of_chunks
 
 
@@ -26,37 +24,25 @@ class Teacher:
     model: Llama
     align: float | None = None
 
-    def term(self, draft: Llama, hidden: Tensor, taught: Tensor) -> Tensor:
-        """How far hidden states (N, hidden) are from the features ``taught``, summed over N."""
+    def loss(self, draft: Llama, hidden: Tensor, labels: Tensor, taught: Tensor) -> Tensor:
+        """Cross entropy and the term, for hidden states and the teacher's features, over N."""
+        loss = cross_entropy(draft, hidden, labels)
         if self.align is not None:
             difference = draft.model.norm(hidden).float() - taught.float()  # (N, hidden)
-            return self.align * difference.square().mean(dim=-1).sum()
+            return loss + self.align * difference.square().mean(dim=-1).sum()
         with torch.no_grad():
             log_p = self.model.lm_head(taught).float().log_softmax(dim=-1)  # (N, V)
         log_q = draft.logits(hidden).float().log_softmax(dim=-1)  # (N, V)
-        return (log_p.exp() * (log_p - log_q)).sum()
+        return loss + (log_p.exp() * (log_p - log_q)).sum()
 
     def losses(self, draft: Llama, tokens: Tensor, labels: Tensor, exits: Sequence[int]) -> Tensor:
         """As ``soft_losses``, with the teacher's term added at every exit."""
         learnt = labels != -100  # (B, T)
-        labels = labels[learnt]  # (N,)
         with torch.no_grad():  # what the teacher's LM head reads
             states = self.model.run_layers(self.model.embed(tokens))
             taught = self.model.model.norm(states[learnt])  # (N, the teacher's hidden size)
         losses = []
         for states in exit_states(draft, tokens, exits):
-            hidden = states[learnt]  # (N, hidden)
-            loss = sum_of_chunks(partial(cross_entropy, draft), hidden, labels)
-            term = sum_of_chunks(partial(self.term, draft), hidden, taught)
-            losses.append(loss + term)
+            rows = states[learnt], labels[learnt], taught  # N of each
+            losses.append(sum_of_chunks(partial(self.loss, draft), *rows))
         return torch.stack(losses)
-
-
-def load_teacher(name: str, align: float | None, config: LlamaConfig, device: str) -> Teacher:
-    """The Teacher ``name``; ValueError if it cannot teach a draft of ``config``."""
-    model = load_model(find_target(name), device, quick=False)
-    if model.config.vocab_size != config.vocab_size:
-        raise ValueError(f"the teacher {name} has another vocabulary than the draft")
-    if align is not None and model.config.hidden_size != config.hidden_size:
-        raise ValueError(f"--align needs a teacher as wide as the draft, which {name} is not")
-    return Teacher(model, align)
