@@ -266,7 +266,7 @@ def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
 def test_tokens_per_step_are_those_of_the_readme(tmp_path):
     """By the command that stands there. All of it takes minutes: only with TEST_FIGURES."""
     text = (ROOT / "s2d/bench/README.md").read_text()
-    section = text[text.index("## Tokens per step") :]
+    section = text[text.index("## Rules") :]
     command = re.search(r"```sh\npython -m s2d.bench (.*?)\n```", section, re.S)[1]
     words = shlex.split(command.replace("\\\n", "")) + ["--out", tmp_path / "out"]
     if not os.environ.get("TEST_FIGURES"):
