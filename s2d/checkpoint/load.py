@@ -64,11 +64,11 @@ def load_model(
     not_read = tuple(f"model.layers.{layer}." for layer in range(layers, stored))
     if stored_dtype == "auto":
         _, _, first = next(read_tensors(path, not_read))
-        stored_dtype = first.dtype
+        stored_dtype = name_of(first.dtype)
     dtype = choose_dtype(dtype, device, stored_dtype)
     needed = count_parameters(config) * dtype.itemsize
     too_large = f"{path} in {name_of(dtype)} needs {needed / 1e9:.2f} GB on {device} for weights"
-    if needed > memory_of(device):  # before a model of a million layers is built
+    if needed > memory_of(device):
         raise MemoryError(f"{too_large}, which has {memory_of(device) / 1e9:.2f} GB")
     try:
         model = empty_model(config)
@@ -206,9 +206,7 @@ def find_files(folder: Path, not_read: tuple[str, ...]) -> list[Path]:
 class Uninitialised(TorchFunctionMode):
     """In this context torch.nn.init does nothing: on meta it would import PyTorch's compiler."""
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(function, "__module__", None) != "torch.nn.init":
             return function(*args, **(kwargs or {}))
 
@@ -257,8 +255,8 @@ def check_device(device: torch.device | str) -> torch.device:
         tried = torch.zeros(1, device=name)
         tried.item()  # which the device "meta" has not
     except Exception:  # PyTorch has many ways to say so
-        words = f"no device {str(device)!r} here; expected auto, or one such as cpu"
-        raise ValueError(words) from None
+        expected = "expected auto, or one such as cpu"
+        raise ValueError(f"no device {str(device)!r} here; {expected}") from None
     return tried.device
 
 
@@ -266,9 +264,7 @@ def name_of(dtype: torch.dtype | str) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def choose_dtype(
-    dtype: torch.dtype | str, device: torch.device, stored: torch.dtype | str
-) -> torch.dtype:
+def choose_dtype(dtype: torch.dtype | str, device: torch.device, stored: str) -> torch.dtype:
     """A dtype, its name, or "auto": that of the ``stored`` weights, float32 if it is not fast."""
     name = name_of(stored if dtype == "auto" else dtype)
     if name not in DTYPES:
