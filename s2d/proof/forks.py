@@ -193,12 +193,12 @@ class Forks(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if kwargs.get("generator") is not None or (name in DRAWN and "out" in kwargs):
             raise ValueError(f"the program draws by {name} with generator= or out=: leave it out")
-        if name in DRAWN:
+        first, second = (*args, None, None)[:2]
+        if name in DRAWN and not isinstance(first, Uniform):
             return DRAWN[name](self, *args, **kwargs)
         if not self.intervals:
             return function(*args, **kwargs)
-        first, second = (*args, None, None)[:2]
-        below = BELOW.get(name.strip("_"))
+        below = BELOW.get(name)
         if isinstance(first, Uniform) and name in FORMS:
             return first.reshape(()) if name == "item" else function(*args, **kwargs)
         if isinstance(first, Uniform) and below is not None:
@@ -224,13 +224,13 @@ class Forks(TorchFunctionMode):
     def rand(self, *size: Any, **options: Any) -> Uniform:
         return self.uniform(torch.zeros(*(size or [()]), **options))
 
-    def multinomial(self, probs: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
-        rows = probs.reshape(-1, probs.shape[-1]).tolist()
+    def multinomial(self, input: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+        rows = input.reshape(-1, input.shape[-1]).tolist()
         tokens = [self.draw(row, num_samples, replacement) for row in rows]
-        return torch.tensor(tokens).reshape(*probs.shape[:-1], num_samples)
+        return torch.tensor(tokens).reshape(*input.shape[:-1], num_samples)
 
-    def bernoulli(self, into: Tensor, p: Any = None) -> Tensor:
-        return self.compare(self.uniform(into), into if p is None else p, True).to(into.dtype)
+    def bernoulli(self, input: Tensor, p: Any = None) -> Tensor:
+        return self.compare(self.uniform(input), input if p is None else p, True).to(input.dtype)
 
     def uniform_(self, into: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
         return into.copy_(low + (high - low) * self.known(self.uniform(into)))
@@ -241,7 +241,7 @@ class Forks(TorchFunctionMode):
 
 DRAWN: dict[str, Callable[..., Any]] = {
     "rand": Forks.rand,
-    "rand_like": lambda forks, like, **options: forks.uniform(torch.zeros_like(like, **options)),
+    "rand_like": lambda forks, *like, **options: forks.uniform(torch.zeros_like(*like, **options)),
     "multinomial": Forks.multinomial,
     "bernoulli": Forks.bernoulli,
     "bernoulli_": lambda forks, into, p=0.5: into.copy_(forks.bernoulli(into, p)),
