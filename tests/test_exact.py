@@ -6,7 +6,6 @@
 import functools
 import random
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate, product
 from types import SimpleNamespace
