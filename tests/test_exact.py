@@ -232,7 +232,8 @@ def test_a_decoder_that_was_interrupted_within_a_step_has_no_more_steps():
     for part in ("draft", "verify", "emit"):
         decoder = start(target, [3, 1], max_new_tokens=20)
         said = [len(next(iter(decoder)).tokens)]
-        with mock.patch.object(decoder, part, side_effect=KeyboardInterrupt):
+        owner = decoder.rule if part == "verify" else decoder
+        with mock.patch.object(owner, part, side_effect=KeyboardInterrupt):
             with pytest.raises(KeyboardInterrupt):
                 decoder.run()
         assert list(decoder) == [] and len(decoder.run().tokens) == sum(said)
