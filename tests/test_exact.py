@@ -51,8 +51,8 @@ def test_every_step_is_the_definitions(part):
             **drafting,
         )
         if law["temperature"] == 0:
-            settings = settings._replace(distribution=partial(warp, temperature=1.0))
-            settings = settings._replace(noise=lambda position: torch.zeros(61))
+            plain = dict(noise=lambda position: torch.zeros(61))
+            settings = settings._replace(distribution=partial(warp, temperature=1.0), **plain)
         limit = len(prompt) + 18
         pair = nearly_equal(**model, device="cpu")  # the definition's only device
         expected = definition.generate(*pair, prompt, limit, settings)
