@@ -2,6 +2,7 @@
 
 import sys
 from argparse import Namespace
+from functools import partial
 
 from s2d import __version__
 from s2d.cli.ending import run_program
@@ -103,7 +104,11 @@ def run(arguments: list[str] | None) -> int:
     args = parse(arguments)
     from s2d.cli.answer import answer  # imports PyTorch, which takes seconds
 
-    return answer(args)
+    if args.trace is None:
+        return answer(args, watch=lambda decoder, pair: decoder)
+    from s2d.trace.page import trace
+
+    return answer(args, watch=partial(trace, file=args.trace))
 
 
 if __name__ == "__main__":

@@ -167,6 +167,6 @@ def show() -> None:
 
 
 if __name__ == "__main__":
-    from .cli.program import run_program
+    from .cli.ending import run_program
 
     raise SystemExit(run_program("s2d.definition", show))

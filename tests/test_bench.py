@@ -1,7 +1,9 @@
 """The benchmark: what it asks, how it times, and that its tables say what the records say."""
 
 import json
+import os
 import re
+import shlex
 import shutil
 import time
 from dataclasses import replace
@@ -243,6 +245,7 @@ def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
     questions = [{"turns": ["Give me 3 tips.", "And the first?"], "group": "qa"}]
     questions += [tokenizer.encode_chat(["Why is that so?"])]
     own = {"s2d": {"method": "s2d"}, "three": {"method": "sd", "exits": [3]}}
+    own["ar"] = {"method": "ar", "top_k": 900}  # it takes the place of the one that is there
     common = {"temperature": 1.0, "max_new_tokens": 8}
     compared = [
         compare(*models, questions, own, 2, tokenizer, quiet=True, seed=seed, **common)
@@ -254,9 +257,30 @@ def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
     assert len(found.records) == 2 * 2 * 3 and [*found.by_group] == ["qa", "overall"]
     assert [len(record.turns) for record in found.records[:4:3]] == [2, 1]
     assert found.by_group["qa"]["s2d"].keys() >= {"of best exit", "of worst exit"}
+    assert found.options["ar"].top_k == 900
     assert found.acceptance["three"]["num_accepted_draft_tokens"] > 0
     raises_line(compare, ValueError, "exit", *models, questions, {"x": {"exit": [2]}})
     raises_line(compare, ValueError, "need a tokenizer", *models, questions, {})
+
+
+def test_tokens_per_step_are_those_of_the_readme(tmp_path):
+    """By the command that stands there. All of it takes minutes: only with TEST_FIGURES."""
+    text = (ROOT / "s2d/bench/README.md").read_text()
+    section = text[text.index("## Rules") :]
+    command = re.search(r"```sh\npython -m s2d.bench (.*?)\n```", section, re.S)[1]
+    words = shlex.split(command.replace("\\\n", "")) + ["--out", tmp_path / "out"]
+    if not os.environ.get("TEST_FIGURES"):
+        words += "--target 7b --temperature 0 --methods s2d s2d-tree".split()
+    assert program(bench.main, *words) == 0
+    found = json.loads((tmp_path / "out/results.json").read_text())["comparisons"]
+    lines = [re.split(r" *\| *", line) for line in re.findall(r"^\|.*", section, re.M)]
+    rows = {line[1].strip("`"): dict(zip(lines[0], line)) for line in lines}
+    for comparison in found:
+        for method, measures in comparison["by_group"]["overall"].items():
+            figure = measures["mat"]
+            if method != "ar":
+                shown = f"{figure['value']:.2f} ±{figure['spread']:.2f}"
+                assert rows[method][comparison["title"]] == shown, comparison["title"]
 
 
 def test_check_finds_other_texts_and_exits_with_1(questions, monkeypatch, capsys):

@@ -6,7 +6,6 @@
 import functools
 import random
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate, product
 from types import SimpleNamespace
@@ -52,8 +51,8 @@ def test_every_step_is_the_definitions(part):
             **drafting,
         )
         if law["temperature"] == 0:
-            settings = replace(settings, distribution=partial(warp, temperature=1.0))
-            settings = replace(settings, noise=lambda position: torch.zeros(61))
+            plain = dict(noise=lambda position: torch.zeros(61))
+            settings = settings._replace(distribution=partial(warp, temperature=1.0), **plain)
         limit = len(prompt) + 18
         pair = nearly_equal(**model, device="cpu")  # the definition's only device
         expected = definition.generate(*pair, prompt, limit, settings)
@@ -232,7 +231,8 @@ def test_a_decoder_that_was_interrupted_within_a_step_has_no_more_steps():
     for part in ("draft", "verify", "emit"):
         decoder = start(target, [3, 1], max_new_tokens=20)
         said = [len(next(iter(decoder)).tokens)]
-        with mock.patch.object(decoder, part, side_effect=KeyboardInterrupt):
+        owner = decoder.rule if part == "verify" else decoder
+        with mock.patch.object(owner, part, side_effect=KeyboardInterrupt):
             with pytest.raises(KeyboardInterrupt):
                 decoder.run()
         assert list(decoder) == [] and len(decoder.run().tokens) == sum(said)

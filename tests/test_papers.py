@@ -24,7 +24,8 @@ def test_the_whole_command(capsys, monkeypatch):
     words = "papers --limit 1 --rounds 1 --max-new-tokens 4 --temperature 1 --only roots".split()
     assert program(bench.main, *words) == 0
     output = capsys.readouterr().out
-    rows = re.findall(r"^\| (drafted|as published|coupled) +\| ([\d.]+) / ([\d.]+) ", output, re.M)
+    row = r"^\| (drafted|as published|coupled) +\| ([\d.]+) ±[\d.]+ / ([\d.]+) "
+    rows = re.findall(row, output, re.M)
     assert len(rows) == 3 and all(float(mat) > 1 for _, _, mat in rows)
     assert "\n- roots from the target are faster\n" in output
     refuses(bench.main, capsys, "no model folder at", "papers", "--only", "alignment")

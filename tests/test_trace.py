@@ -14,6 +14,7 @@ from helpers import WEIGHTS, ancestors_of, program
 
 import run
 from s2d.cli.colors import COLORS, color_exits
+from s2d.cli.terminal import describe
 from s2d.definition import logits_after
 from s2d.draft import LayerExit
 from s2d.generation import generate, start
@@ -68,6 +69,7 @@ class Hostile:
 
     TEXTS = ["</script><script>hacked = 1</script>", "<img src=x onerror='hacked = 1'>", '"&amp;']
     special: dict = {}
+    model = property(lambda self: self)
     TEXTS += ["שלום", "👩‍🔬", "\n", "\u2028", "@@data@@", "${1}", ""]
 
     def decode(self, ids):
@@ -212,7 +214,7 @@ def test_the_page_shows_the_record(case, known, tokenizer):
     about = data["about"]
     texts = Hostile() if case == "own" else tokenizer
     assert answer == [texts.decode(generation.tokens)] and harm == "undefined0"
-    values = vars(generation.options)
+    values = describe(generation.options)
     given = {name for name in values if values[name] is not None}
     assert {each.split(": ")[0] for each in options.split(" · ")} == given
     assert f" · rule: {about['rule'] or 'Flat'} · " in options

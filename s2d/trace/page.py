@@ -1,13 +1,31 @@
 """The page itself: one file of HTML, style, script and what a Recorder has kept."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint.files import staged
+from ..checkpoint.notices import tell
 from ..cli.colors import COLORS, SHADES
+from ..cli.terminal import exit_colors
+from ..decoder import Decoder
+from ..pair.loading import Pair
+from ..speed.tensor_parallel import from_rank_0
+from ..stats import Step
+from .record import Recorder
 
 FOLDER = Path(__file__).parent
+
+
+def trace(decoder: Decoder, pair: Pair, file: Path) -> Iterator[Step]:
+    """Yield the steps of an answer, and write them to ``file`` as a page."""
+    draft = pair.found.draft
+    models = {"target": pair.folder.path.name, "draft": draft and draft.path.name}
+    recorder = Recorder(pair.tokenizer, decoder, models, exit_colors(pair))
+    yield from recorder.record()
+    from_rank_0(lambda: write_page(recorder.data(), file))
+    tell(f"wrote {file}")
 
 
 def write_page(data: dict[str, Any], file: Path) -> None:
