@@ -42,7 +42,8 @@ def parts_of(svg):
 
 def content(cell):
     """What a cell shows: its texts, and its pictures."""
-    data = [output.get("data", output) for output in cell["outputs"]]
+    outputs = [output for output in cell["outputs"] if output.get("name") != "stderr"]
+    data = [output.get("data", output) for output in outputs]
     texts = ["".join(each.get("text", each.get("text/plain"))) for each in data]
     return "".join(texts), [each["image/svg+xml"] for each in data if "image/svg+xml" in each]
 

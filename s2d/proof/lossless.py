@@ -35,7 +35,7 @@ from .models import TableModel, text_law
 
 SHAPES = {"chain 1,1": (1, 1), "tree 2,1": (2, 1)}
 TARGET = TableModel(seed=6)
-DRAFT = TableModel(seed=13, mixed_with=TARGET)
+DRAFT = TableModel(seed=11, mixed_with=TARGET)
 
 
 class Measured(NamedTuple):
@@ -50,7 +50,7 @@ def measure(
     temperature: float = 0.6,
     target: TableModel = TARGET,
     draft: TableModel = DRAFT,
-    points: int = 512,
+    points: int = 1024,
 ) -> Measured:
     """What a step emits under a ``rule`` in a tree with these ``widths``, or of a Shape.
 
