@@ -95,6 +95,10 @@ def make_exits(target: Llama, draft: Llama | None, options: Options) -> list[Exi
         if each == 0:
             from .ngram.table import TableExit  # exit 0
 
+            if options.datastore is not None:
+                from .ngram.datastore import check_datastore
+
+                check_datastore(options.datastore, vocab_size)
             dtype = torch.promote_types(target.dtype, torch.float32)
             exits.append(TableExit(vocab_size, target.device, dtype, options.datastore))
         elif isinstance(each, int):

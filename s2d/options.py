@@ -106,7 +106,7 @@ def decide(draft: HasDefaults | None, **given: Any) -> Options:
     try:
         options = fill_in(draft, **given)
         refuse(options, layers=0 if draft is None else draft.config.num_hidden_layers)
-    except TypeError as error:
+    except (AttributeError, TypeError) as error:
         raise ValueError(f"options: {error}") from None
     return options
 

@@ -36,7 +36,7 @@ def test_what_is_no_datastore(tmp_path):
         raises_line(load_datastore, ValueError, message, file, TINY)
     file.write_bytes(b"x" * 20)
     raises_line(load_datastore, ValueError, f"no datastore at {file}: Error while", file, TINY)
-    raises_line(load_datastore, ValueError, "Is a directory", tmp_path, TINY)
+    raises_line(load_datastore, ValueError, f"{tmp_path}, which is no file", tmp_path, TINY)
     raises_line(Datastore, ValueError, "from 0, not numbers .* in float64", [0.5], [2])
     raises_line(check_datastore, ValueError, "datastore: expected a Datastore", [1, 2], 61)
 

@@ -145,5 +145,5 @@ def test_the_training_command(tmp_path, capsys, mini):
     load_decision(out).prepare_for(mini("mini-draft"))
     refuses(train.main, capsys, "d.safetensors is there already", *line, "--out", out)
     out.unlink()
-    message = "no file nowhere; expected mini, dialogues"
+    message = "no file nowhere; expected mini, or a file"
     refuses(train.main, capsys, message, *line, "--out", out, "--data", "nowhere")

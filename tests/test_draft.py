@@ -1,11 +1,13 @@
 """The sorted draft: after any history every exit predicts what a cache-free pass predicts."""
 
+import random
+
 import pytest
 import torch
 from helpers import nearly_equal, random_tokens
 
 from s2d import generate, start
-from s2d.draft import LayerExit
+from s2d.draft import LayerExit, SortedDraft
 from s2d.tree import GrowingShape
 
 
@@ -18,7 +20,13 @@ def cache_free_logits(model, tokens, layer):
 @pytest.mark.parametrize("exits", [(4,), (1, 2, 4)])
 @pytest.mark.parametrize("shape", [(1,) * 9, (3, 2, 1), GrowingShape(4, 3, 4)])
 def test_every_exit_equals_a_cache_free_forward(exits, shape, monkeypatch):
-    """Whenever it is asked, in texts whose trees are accepted in part; also if it lags behind."""
+    """In texts whose trees are accepted in part; also if it lags behind, or is asked alone."""
+    rng = random.Random(0)
+
+    def any_exit(self, tree, nodes):
+        exit_ = rng.choice(self.exits)
+        return exit_, exit_.predict(tree, nodes)
+
     lagging, predict = 0, LayerExit.predict
 
     def predict_and_check(self, tree, nodes):
@@ -43,9 +51,11 @@ def test_every_exit_equals_a_cache_free_forward(exits, shape, monkeypatch):
     last.register_forward_pre_hook(lambda _, given: rows.append(given[0].shape[1]))
     thresholds = (0.4, 0.5, 0.0)[-len(exits) :]
     options = dict(exits=exits, thresholds=thresholds, tree=shape, temperature=1.0)
-    for seed, length in enumerate((1, 60)):
+    for seed, length in enumerate((1, 60, 60)):
         prompt = random_tokens(seed, length)
         generate(target, prompt, draft, seed=seed, max_new_tokens=20, **options)
+        if seed == 1:
+            monkeypatch.setattr(SortedDraft, "choose_exit", any_exit)
     assert lagging > 0 and max(rows) < 25  # the context is read in windows
 
 

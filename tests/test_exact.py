@@ -5,24 +5,24 @@
 
 import functools
 import random
-from dataclasses import replace
+from collections import Counter
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, product
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from enumeration import joint_distribution, joint_of, next_token_model
 from helpers import ByLastToken, drawn_options, nearly_equal, random_llama, random_tokens
 
 from s2d import StopStrings, definition, generate, generate_many
 from s2d.generation import start
 from s2d.ngram.datastore import Datastore
 from s2d.pair.loading import fit_vocabulary
-from s2d.rules import SharedNoise
+from s2d.proof import Law, law, text_law
 from s2d.sampling import Draws, warp
-from s2d.tree import GrowingShape, Tree
+from s2d.tree import GrowingShape
 
 SHAPES = [(1, 1, 1, 1), (3, 1, 1), (2, 2, 1), (1, 3)]
 SHAPES += [GrowingShape(2, 3, 5), GrowingShape(3, 3, 12), GrowingShape(4, 2, 3)]
@@ -51,8 +51,8 @@ def test_every_step_is_the_definitions(part):
             **drafting,
         )
         if law["temperature"] == 0:
-            settings = replace(settings, distribution=partial(warp, temperature=1.0))
-            settings = replace(settings, noise=lambda position: torch.zeros(61))
+            settings = settings._replace(distribution=partial(warp, temperature=1.0))
+            settings = settings._replace(noise=lambda position: torch.zeros(61))
         limit = len(prompt) + 18
         pair = nearly_equal(**model, device="cpu")  # the definition's only device
         expected = definition.generate(*pair, prompt, limit, settings)
@@ -113,37 +113,6 @@ def test_a_wrong_mask_or_roll_back_shows(mistake):
         assert differing(20, part=0) > 0
 
 
-def law_error(law, seeds=3000):
-    """How far coupled tokens at two positions are from two independent draws from p.
-
-    The largest error of a pair's count, in standard deviations.
-    """
-    target = random_llama(0, vocab_size=5)
-    p = next_token_model(target, [3, 1], **law)(())
-    logits = target(torch.tensor([[3, 1]], device=target.device))[0, -1:]
-    empty = [Tree.root([3, 1, 0][:n]) for n in (2, 3)]
-    expected, found = seeds * p[:, None] * p, torch.zeros(5, 5)
-    for seed in range(seeds):
-        rule = SharedNoise(partial(warp, **law), Draws(seed))
-        pair = [rule.verify(tree, logits)[1] for tree in empty]
-        found[tuple(pair)] += 1
-    assert (found[expected == 0] == 0).all()
-    # + 1: where few are expected, one more or less counts little.
-    return ((found - expected).abs() / (expected + 1.0).sqrt()).max()
-
-
-def test_sampled_text_follows_p():
-    for law in (dict(), dict(top_p=0.8), dict(top_k=4)):
-        assert law_error(dict(temperature=2.0) | law) < 4.5
-
-
-def test_noise_that_ignores_the_position_shows():
-    """One seed still gives one text, and each of its tokens follows p, but not all together."""
-    make = Draws.make_noise
-    with mock.patch.object(Draws, "make_noise", lambda self, _, *kind: make(self, 0, *kind)):
-        assert law_error(dict(temperature=2.0)) > 10
-
-
 REJECTION = [
     dict(method="sd", draft_length=2, exits=[2]),
     dict(method="s2d", draft_length=2, exits=[1, 2, 3], thresholds=[0.5, 0.4, 0.0], stop=0.3),
@@ -166,22 +135,67 @@ SAMPLED = [(options, 3) for options in REJECTION]
 SAMPLED += [(REJECTION[0], 2), (REJECTION[0], 5), (REJECTION[2], 2), (REJECTION[9], 5)]
 
 
+def three_tokens(draft_size=3, **changes):
+    """A target with a vocabulary of three, and a draft with its own."""
+    target = random_llama(1, vocab_size=3, num_hidden_layers=2, **dict(eos_token_ids=()) | changes)
+    return target, fit_vocabulary(random_llama(2, vocab_size=draft_size, num_hidden_layers=3), 3)
+
+
+PROMPT = [2, 1, 0, 2, 1, 0, 2, 1, 2, 1]
+
+
+def own_law(target, length, prompt=PROMPT, **law):
+    """The target's own, alone."""
+
+    def distribution(text):
+        tokens = torch.tensor([[*prompt, *text]], device=target.device)
+        return warp(target(tokens)[0, -1], **law)
+
+    return text_law(distribution, length)
+
+
 @pytest.mark.parametrize(("options", "draft_size"), SAMPLED)
 def test_rejection_sampling_leaves_p(options, draft_size):
-    """Every outcome of whole generations, with a vocabulary of three; the draft has its own."""
-    target = random_llama(1, vocab_size=3, num_hidden_layers=2, eos_token_ids=())
-    draft = fit_vocabulary(random_llama(2, vocab_size=draft_size, num_hidden_layers=3), 3)
-    prompt = [2, 1, 0, 2, 1, 0, 2, 1, 2, 1]
-    for law in (dict(temperature=1.0), dict(temperature=0.8, top_p=0.9, top_k=2)):
-        p = next_token_model(target, prompt, **law)
-        used = options | law | dict(rule="rejection", max_new_tokens=3)
+    """Every outcome of whole generations."""
+    target, draft = three_tokens(draft_size)
+    for given in (dict(temperature=1.0), dict(temperature=0.8, top_p=0.9, top_k=2)):
+        used = options | given | dict(rule="rejection", max_new_tokens=3)
+        found = law(lambda _: generate(target, PROMPT, draft, **used).tokens)  # noqa: B023
+        assert found.enumerated and found.distance(own_law(target, 3, **given)) < 1e-9
 
-        def emit(draws):
-            with mock.patch("s2d.generation.Draws", lambda seed: draws):
-                return generate(target, prompt, draft, **used).tokens  # noqa: B023
 
-        error = joint_of(emit, p, 3) - joint_distribution(p, 3)
-        assert error.abs().max() < 1e-9
+def test_an_end_within_a_path_leaves_p():
+    """EOS, and where a caller's ``stop_at`` ends the answer."""
+    stop_at = SimpleNamespace(begin=lambda: lambda token: token == 1)
+    for end, changes in ((None, dict(eos_token_ids=(1,))), (stop_at, {})):
+        target, draft = three_tokens(**changes)
+        used = REJECTION[0] | dict(rule="rejection", temperature=1.0, max_new_tokens=3)
+        found = law(lambda _: generate(target, PROMPT, draft, stop_at=end, **used).tokens)  # noqa: B023
+        expected = Counter()
+        for text, prob in own_law(target, 3, temperature=1.0).probs.items():
+            expected[text[: (*text, 1).index(1) + 1]] += prob
+        assert found.distance(Law(expected, enumerated=True)) < 1e-9
+
+
+def test_answers_in_a_batch_leave_p_and_are_independent():
+    target, draft = three_tokens()
+    used = REJECTION[0] | dict(rule="rejection", temperature=1.0, max_new_tokens=2)
+
+    def both(_):
+        answers = generate_many(target, [PROMPT, PROMPT[:3]], draft, **used)
+        return [token for answer in answers for token in answer.tokens]
+
+    alone = [own_law(target, 2, prompt, temperature=1.0).probs for prompt in (PROMPT, PROMPT[:3])]
+    pairs = product(*(each.items() for each in alone))
+    expected = {(*text, *other): p * q for (text, p), (other, q) in pairs}
+    assert law(both).distance(Law(expected, enumerated=True)) < 1e-9
+
+
+def test_several_roots_do_not_leave_p():
+    target, draft = three_tokens()
+    used = dict(tree=(2, 2), exits=[2], init="target", rule="rejection", max_new_tokens=3)
+    found = law(lambda _: generate(target, PROMPT, draft, temperature=1.0, **used).tokens)
+    assert found.distance(own_law(target, 3, temperature=1.0)) > 0.01
 
 
 def test_a_draft_with_fewer_or_more_tokens_predicts_as_before():
@@ -217,7 +231,8 @@ def test_a_decoder_that_was_interrupted_within_a_step_has_no_more_steps():
     for part in ("draft", "verify", "emit"):
         decoder = start(target, [3, 1], max_new_tokens=20)
         said = [len(next(iter(decoder)).tokens)]
-        with mock.patch.object(decoder, part, side_effect=KeyboardInterrupt):
+        owner = decoder.rule if part == "verify" else decoder
+        with mock.patch.object(owner, part, side_effect=KeyboardInterrupt):
             with pytest.raises(KeyboardInterrupt):
                 decoder.run()
         assert list(decoder) == [] and len(decoder.run().tokens) == sum(said)

@@ -1,4 +1,4 @@
-"""What a caller gives: it is used or, if it cannot be run, refused in one line."""
+"""Exits, rules and shapes of one's own: they have the rights of ours, and break nothing."""
 
 import math
 from functools import partial
@@ -6,12 +6,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers import DEVICE, ByLastToken, raises_line, random_llama
+from helpers import DEVICE, ByLastToken, nearly_equal, raises_line, random_llama, random_tokens
 
-from s2d import LayerExit, Prediction, generate, generate_many, start
-from s2d.rules import Greedy, Rejection
-from s2d.sampling import Draws, warp
-from s2d.tree import FixedShape, GrowingShape, Proposal
+from s2d import Draws, LayerExit, Prediction, Proposal, generate, generate_many, start
+from s2d.ngram.datastore import Datastore
+from s2d.options import METHODS
+from s2d.rules import Greedy, Rejection, SharedNoise
+from s2d.sampling import warp
+from s2d.tree import FixedShape, GrowingShape
 
 OWN = dict(exits=[4], max_new_tokens=40)
 
@@ -21,216 +23,390 @@ def target():
     return random_llama(1, eos_token_ids=())
 
 
-def refused(target, message, **options):
-    raises_line(generate, ValueError, message, target, [3, 1], target, **OWN | options)
+@pytest.fixture(scope="module")
+def pair():
+    return nearly_equal(2, eos_token_ids=(), exits=(1, 2, 4), thresholds=(0.4, 0.4))
 
 
-SENT = {
-    "a child before its parent": lambda n: [0, 2, 1, *range(3, n)],
-    "without the root": lambda n: list(range(1, n)),
-    "the root twice": lambda n: [0, 0, *range(1, n)],
-    "a child without its parent": lambda n: [0, *range(2, n)],
-    "a node that is not there": lambda n: [*range(n), n],
-    "nothing": lambda n: [],
-    "numbers of another type": lambda n: [float(node) for node in range(n)],
-}
-FRONTIER = {
-    "the root again": lambda leaves: [0] if leaves != [0] else [1],
-    "one node twice": lambda leaves: leaves * 2,
-    "in another order": lambda leaves: leaves[::-1] if leaves[1:] else [5],
-    "True for node 1": lambda leaves: [True] if leaves[0] else [False],
-}
+@pytest.mark.parametrize(("rule", "name"), [(SharedNoise, "noise"), (Rejection, "rejection")])
+def test_an_own_rule_has_the_settings_of_ours(pair, rule, name):
+    """Of each answer: temperature, top-k, top-p and seed, alone and with other prompts."""
+    target, draft = pair
+    prompts = [random_tokens(i, 3 + i) for i in range(3)]
+    law = dict(temperature=0.7, top_p=0.9, seed=3, max_new_tokens=12)
+    named = list(generate_many(target, prompts, draft, rule=name, **law))
+    for batch in (1, 2, 3):
+        found = generate_many(target, prompts, draft, batch=batch, rule=rule, **law)
+        assert [each.tokens for each in found] == [each.tokens for each in named]
+    assert generate(target, prompts[0], draft, rule=rule, **law).tokens == named[0].tokens
+    greedy = generate(target, prompts[0], method="ar", max_new_tokens=12).tokens
+    for change in (dict(top_k=1), dict(temperature=0)):
+        found = generate(target, prompts[0], draft, rule=rule, **law | change)
+        assert found.tokens == greedy != named[0].tokens
 
 
-@pytest.mark.parametrize("wrong", [*SENT, *FRONTIER])
-def test_shapes(target, wrong):
-    class Own(FixedShape):
-        def sent(self, probs):
-            return SENT[wrong](len(probs)) if wrong in SENT else super().sent(probs)
+class Penalised:
+    """A rule that wraps a rule: tokens that are in the text become less probable."""
 
-        def frontier(self, leaves, probs):
-            return FRONTIER[wrong](leaves) if wrong in FRONTIER else leaves
+    exact = True
 
-    message = "nodes are sent in their order" if wrong in SENT else "a frontier is some of"
+    def __init__(self, distribution, draws):
+        self.rule = SharedNoise(distribution, draws)
+
+    def propose(self, tree, nodes, prediction, widths):
+        logits = penalised(tree, nodes, prediction.logits)
+        return self.rule.propose(tree, nodes, prediction._replace(logits=logits), widths)
+
+    def verify(self, tree, logits):
+        return self.rule.verify(tree, penalised(tree, range(len(logits)), logits))
+
+
+def penalised(tree, nodes, logits):
+    texts = [[*tree.context, *tree.path(node)] for node in nodes]
+    return torch.stack([penalise(row, text) for row, text in zip(logits, texts)])
+
+
+def penalise(row, text):
+    """Logits (V,) after a repetition penalty (Keskar et al. 2019, arXiv 1909.05858)."""
+    seen = torch.tensor([*{*text}], device=row.device)
+    return row.index_copy(0, seen, torch.where(row > 0, row / 1.5, row * 1.5)[seen])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_penalty_is_a_rule_that_wraps_a_rule(pair, temperature):
+    """By every method the text is that of a plain loop over whole passes."""
+    target, draft = pair
+    draws, text = Draws(5), [3, 1]
+    for position in range(2, 18):
+        logits = target(torch.tensor([text], device=target.device))[0, -1]
+        p = warp(penalise(logits, text)[None], temperature)
+        text.append((p.log() + draws.noise([position], like=p)).argmax().item())
+    law = dict(temperature=temperature, seed=5, max_new_tokens=16)
+    assert text[2:] != generate(target, [3, 1], draft, **law).tokens
+    for way in (*(dict(method=method) for method in METHODS), dict(exits=[0, 2])):
+        found = generate(target, [3, 1], draft, rule=Penalised, **way, **law)
+        assert found.tokens == text[2:], way
+        assert way.get("method") == "ar" or found.stats.accepted_tokens > 0, way
+
+
+class NothingLeft:
+    """A grammar that allows nothing."""
+
+    exact = True
+
+    def __init__(self, kind, *settings):
+        self.rule = kind(*settings)
+        self.propose = self.rule.propose
+
+    def verify(self, tree, logits):
+        return self.rule.verify(tree, torch.full_like(logits, -math.inf))
+
+
+@pytest.mark.parametrize("kind", [Greedy, SharedNoise, Rejection, partial(Rejection, chosen=True)])
+def test_a_rule_that_allows_nothing_is_one_line(target, kind):
     for temperature in (0.0, 1.0):
-        refused(target, message, tree=Own((2, 2, 2)), temperature=temperature)
+        for options in (OWN, dict(method="ar")):
+            rule = partial(NothingLeft, kind)
+            law = dict(temperature=temperature, rule=rule)
+            raises_line(
+                generate, ValueError, "allows nothing", target, [3], target, **options | law
+            )
 
 
-def test_a_shape_may_not_leave_out_what_was_drawn(target):
-    class Own(FixedShape):
-        def sent(self, probs):
-            return [0]
+class Eagle:
+    """An exit that goes on from the target's hidden states with a head of its own (EAGLE)."""
 
-    for law in (dict(temperature=1.0, rule="rejection"), dict(init="target")):
-        refused(target, "leaves out nodes that a rule has drawn", tree=Own((1, 1)), **law)
-    assert generate(target, [3, 1], target, tree=Own((1, 1)), **OWN).stats.draft_tokens == 0
+    exit_layer, max_positions = 5, math.inf
+    ended = 0
+
+    def __init__(self, head, target, draft):
+        self.target, self.head, self.hidden, self.read = target, head, None, []
+
+    def predict(self, tree, nodes):
+        if self.hidden is None:  # the target has read nothing yet
+            return Prediction(torch.zeros(1, 61, device=self.target.device), confidence=0.0)
+        hidden = self.hidden  # (1, hidden), before the root
+        for token in [tree.tokens[0], *tree.path(nodes[0])]:
+            hidden = features(self.target, hidden, [token]) @ self.head
+        return Prediction(self.target.logits(hidden), confidence=1.0)
+
+    def keep(self, step):
+        last = [0, *step.accepted][-1]
+        rows = step.hidden[-len(step.tree.tokens) :]
+        self.hidden = rows[last][None]
+        self.read.append(len(step.hidden))
+
+    def end(self):
+        Eagle.ended += 1
 
 
-def test_sizes_of_shapes(target):
-    for tree in (
-        FixedShape((2.5,)),
-        FixedShape((2, 0)),
-        FixedShape((10**9,) * 3),
-        GrowingShape(2, 3, 0),
-        range(1, 10**8),
-    ):
-        refused(target, "tree: expected 1 to 1024 nodes", tree=tree)
-
-    class Large(FixedShape):
-        capacity = 1
-
-    for widths in ((3, 3), (3,)):
-        refused(target, "more nodes than its capacity", tree=Large(widths))
+def features(target, hidden, tokens):
+    """Of hidden states (T, hidden), and of the T tokens that follow them: (T, 2 * hidden)."""
+    return torch.cat((hidden, target.embed(torch.tensor(tokens, device=hidden.device))), dim=-1)
 
 
-ACCEPTED = {
-    "without the first node": lambda path, bonus: (path[1:], bonus),
-    "with the root": lambda path, bonus: ([0, *path], bonus),
-    "one node twice": lambda path, bonus: (path + path[-1:], bonus),
-    "negative numbers": lambda path, bonus: ([node - 9 for node in path], bonus),
-    "numbers of another type": lambda path, bonus: ([float(node) for node in [1]], bonus),
-    "a node that is not there": lambda path, bonus: ([*path, 999], bonus),
-    "a bonus beyond the vocabulary": lambda path, bonus: (path, 61),
-    "a bonus of another type": lambda path, bonus: (path, float(bonus)),
+def test_a_head_on_the_targets_hidden_states(target, monkeypatch):
+    """It is fitted to three texts exactly, so that whatever it drafts of them is right."""
+    monkeypatch.setattr("s2d.decoder.MAX_UNREAD", 5)  # one prompt is read in a pass of its own
+    prompts, rows, following = [random_tokens(i, 3 + 2 * i) for i in range(3)], [], []
+    texts = [generate(target, prompt, method="ar", max_new_tokens=17).tokens for prompt in prompts]
+    for prompt, text in zip(prompts, texts):
+        tokens = torch.tensor([prompt + text], device=target.device)
+        hidden = target.run_layers(target.embed(tokens))[0, len(prompt) - 1 :]
+        rows.append(features(target, hidden[:-1], text))
+        following.append(hidden[1:])
+    head = torch.linalg.lstsq(torch.cat(rows), torch.cat(following)).solution
+    made = []
+
+    def make(*models):
+        made.append(Eagle(head, *models))
+        return made[-1]
+
+    options = dict(exits=[make], draft_length=3, max_new_tokens=17)
+    for batch in (1, 2, 3):
+        Eagle.ended = 0
+        found = list(generate_many(target, prompts, batch=batch, **options))
+        assert [each.tokens for each in found] == texts
+        assert [each.stats.accept_lengths for each in found] == [[1, 4, 4, 4, 4]] * 3
+        assert len(made) == Eagle.ended == 3
+        assert [each.read for each in made] == [[len(prompt), 4, 4, 4, 4] for prompt in prompts]
+        made.clear()
+
+
+class Sequoia:
+    """Trees whose nodes have the more children the better they are among their siblings."""
+
+    depth, prunes = 3, False
+
+    def frontier(self, tree, leaves):
+        return [leaf for leaf in leaves if self.rank(tree, leaf) < 2]
+
+    def width(self, tree, node):
+        return max(1, 3 - self.rank(tree, node) - tree.depths[node])
+
+    def rank(self, tree, node):
+        return tree.children(tree.parents[node]).index(node) if node else 0
+
+    def sent(self, tree):
+        return list(range(len(tree.tokens)))
+
+
+def test_a_shape_that_sees_the_tree(pair):
+    """Its children are drawn under rejection sampling, from q, and chosen under shared noise."""
+    target, draft = pair
+    options = dict(tree=Sequoia(), exits=[2], temperature=1.0, stop=0.0)
+    decoder = start(target, [3, 1], draft, rule="rejection", **options)
+    for step in decoder:
+        tree = step.tree
+        if tree.depth == 3:
+            assert tree.parents == (-1, 0, 0, 0, 1, 1, 2, 4, 5, 6)
+            assert tree.q.keys() == {0, 1, 2, 4, 5, 6}
+        for node, q in tree.q.items():
+            text = torch.tensor([[*tree.context, *tree.path(node)]], device=target.device)
+            row = draft.logits(draft.run_layers(draft.embed(text), 0, 2))[0, -1]
+            assert (q - row.softmax(dim=-1).cpu()).abs().max() < 1e-10
+    assert decoder.stats.accepted_tokens > 0 and decoder.result().exact
+    found = start(target, [3, 1], draft, **options)
+    assert not any(step.tree.q for step in found)
+    assert found.tokens == generate(target, [3, 1], method="ar", temperature=1.0).tokens
+    assert isinstance(found.result().options.shape, Sequoia)
+
+
+def test_an_exit_goes_on_from_an_own_one(pair):
+    """And statistics list each exit once, also one that never drafts."""
+    target, draft = pair
+    rows = []
+    hook = draft.model.layers[0].register_forward_hook(lambda _, x, y: rows.append(y.shape[1]))
+
+    class Own(LayerExit):
+        def __init__(self, target, draft):
+            super().__init__(draft, None, 1)
+
+        def predict(self, tree, nodes):
+            return super().predict(tree, nodes)._replace(confidence=0.5)
+
+    def found(*exits, threshold):
+        rows.clear()
+        stats = generate(target, [3, 1], draft, exits=exits, thresholds=[threshold]).stats
+        return stats.accept_lengths, stats.exit_counts, stats.acceptance()["per_exit"], [*rows]
+
+    assert found(Own, 3, threshold=0.6) == found(1, 3, threshold=1.0)
+    counts = found(Own, 3, threshold=0.4)
+    hook.remove()
+    assert counts[1].keys() == {1} and [*counts[2]] == [1, 3]
+    both = dict(exits=[Own, Own], thresholds=[0.6])
+    raises_line(generate, ValueError, "a number of its own", target, [3, 1], draft, **both)
+
+
+def spoil(value):
+    """Change all of it that can be changed."""
+    if isinstance(value, torch.Tensor):
+        value.fill_(-5.0)
+    elif isinstance(value, np.ndarray) and value.flags.writeable:
+        value[:] = False
+    elif isinstance(value, list | dict):
+        value.clear()
+    for each in value if isinstance(value, tuple) else getattr(value, "__dict__", {}).values():
+        spoil(each)
+
+
+class Spoils:
+    """A part that changes what it was handed, after one of ours has answered."""
+
+    def __init__(self, part):
+        self.part = part
+
+    def __getattr__(self, name):
+        value = getattr(self.part, name)
+
+        def call(*given):
+            found = value(*given)
+            spoil(given)
+            return found
+
+        return call if callable(value) else value
+
+
+OURS = {
+    "exits": [lambda target, draft: Spoils(LayerExit(draft, None, 2)), 4],
+    "rule": lambda *settings: Spoils(SharedNoise(*settings)),
+    "tree": Spoils(GrowingShape(3, 3, 6)),
 }
 
 
-@pytest.mark.parametrize("wrong", ACCEPTED)
-def test_what_rules_accept(target, wrong):
-    class Own(Greedy):
-        def verify(self, tree, logits):
-            return ACCEPTED[wrong](*super().verify(tree, logits))
+@pytest.mark.parametrize("part", OURS)
+def test_what_a_part_is_handed_is_a_copy_or_cannot_be_changed(pair, part):
+    target, draft = pair
+    plain = dict(exits=[2, 4], thresholds=[0.3], tree=GrowingShape(3, 3, 6), rule="noise")
+    said = []
+    for options in (plain, plain | {part: OURS[part]}):
+        decoder = start(target, [3, 1], draft, temperature=1.0, max_new_tokens=20, **options)
+        logs = [each for step in decoder for each in step.log_probabilities()]
+        said.append((decoder.tokens, decoder.stats.accept_lengths, decoder.stats.exit_counts, logs))
+    assert said[0] == said[1]
 
-    message = "a bonus token is one of 61" if "bonus" in wrong else "a path from the root down"
-    if wrong == "numbers of another type":
-        message = "a rule verifies to"
-    for tree in ((1, 1, 1), (2, 2, 1)):
-        refused(target, message, tree=tree, rule=Own())
+
+def shape(widths=(2, 2, 2), **own):
+    """Options with a shape that is ours but for some of its methods."""
+    own = {name: (lambda self, *given, do=do: do(*given)) for name, do in own.items()}
+    return dict(tree=type("Own", (FixedShape,), own)(widths))
 
 
+def rule(widths=(2, 2, 1), **own):
+    """With a rule whose methods change, or are, what Greedy says."""
+    return dict(tree=widths, rule=type("Own", (Greedy,), own))
+
+
+def accepting(change):
+    return rule(verify=lambda *given: change(*Greedy.verify(*given)))
+
+
+def proposing(*proposal):
+    return rule((2,), propose=lambda *given: Proposal(*proposal))
+
+
+def exit_(logits=None, confidence=0.5, **own):
+    """With an exit that says the same whenever it is asked."""
+    logits = torch.zeros(1, 61) if logits is None else logits
+    own = {"exit_layer": 1, "max_positions": 99, "__init__": lambda *models: None} | own
+    said = Prediction(logits.to(DEVICE), confidence)
+    own = {"keep": lambda *given: None, "predict": lambda *given: said} | own
+    law = dict(temperature=1.0, rule="rejection", tree=(1, 1))
+    return dict(exits=[type("Own", (), own)]) | law
+
+
+def all_of(tree):
+    return list(range(len(tree.tokens)))
+
+
+ORDER = "nodes are sent in order, with their parents"
+FRONTIER = "a frontier is some of"
+PATH = "a rule accepts a path from the root down"
 TOKENS = "a rule proposes up to 2 different tokens of 61, not"
-AS_MANY = "a rule proposes tokens and estimates for 1 nodes, as many of each"
-PROPOSED = [
-    ([[61]], [[0.5]], TOKENS),
-    ([[-1]], [[0.5]], TOKENS),
-    ([[5.0]], [[0.5]], TOKENS),
-    ([[np.int64(5)]], [[0.5]], TOKENS),
-    ([[5, 5]], [[0.5, 0.5]], TOKENS),
-    ([[1, 2, 3]], [[0.5, 0.5, 0.5]], TOKENS),
-    ([[5]], [[]], AS_MANY),
-    ([[5], [6]], [[0.5], [0.5]], AS_MANY),
+AS_MANY = "a rule proposes lists of tokens and estimates for 1 nodes, as many of each"
+ESTIMATES = "a rule's estimates are numbers from 0"
+WIDTH = "the width of a tree: expected a whole number"
+NUMBER = "an exit's number: expected a whole number"
+BROKEN = [
+    (ORDER, shape(sent=lambda tree: [0, 2, 1, *all_of(tree)[3:]])),
+    (ORDER, shape(sent=lambda tree: all_of(tree)[1:])),
+    (ORDER, shape(sent=lambda tree: [0, *all_of(tree)])),
+    (ORDER, shape(sent=lambda tree: [0, *all_of(tree)[2:]])),
+    (ORDER, shape(sent=lambda tree: [*all_of(tree), len(tree.tokens)])),
+    (ORDER, shape(sent=lambda tree: [])),
+    (ORDER, shape(sent=lambda tree: [float(node) for node in all_of(tree)])),
+    ("leaves nodes out, though it says", shape(sent=lambda tree: [0])),
+    (FRONTIER, shape(frontier=lambda tree, leaves: [1, 2][: len(leaves)])),
+    (FRONTIER, shape(frontier=lambda tree, leaves: leaves * 2)),
+    (FRONTIER, shape(frontier=lambda tree, leaves: [*leaves[::-1], 0])),
+    (FRONTIER, shape(frontier=lambda tree, leaves: [bool(leaf) for leaf in leaves])),
+    *((WIDTH, shape(width=lambda *given, wrong=wrong: wrong)) for wrong in (2.0, None, -1, "2")),
+    ("the depth of a tree", dict(tree=type("Own", (Sequoia,), {"depth": 2000})())),
+    ("the nodes of a tree before it is cut", shape(width=lambda *given: 900)),
+    ("tree: expected up to 1024 nodes", dict(tree=(10**9,) * 3)),
+    ("and 8192 before a tree is cut", dict(tree=GrowingShape(1000, 2, 5))),
+    (PATH, accepting(lambda path, bonus: (path[1:], bonus))),
+    (PATH, accepting(lambda path, bonus: ([0, *path], bonus))),
+    (PATH, accepting(lambda path, bonus: (path + path[-1:], bonus))),
+    (PATH, accepting(lambda path, bonus: ([*path, 999], bonus))),
+    ("a rule verifies to", accepting(lambda path, bonus: ([1.0], bonus))),
+    ("a bonus token: expected", accepting(lambda path, bonus: (path, 61))),
+    ("a bonus token: expected", accepting(lambda path, bonus: (path, float(bonus)))),
+    (TOKENS, proposing([[61]], [[0.5]])),
+    (TOKENS, proposing([[5.0]], [[0.5]])),
+    (TOKENS, proposing([[np.int64(5)]], [[0.5]])),
+    (TOKENS, proposing([[5, 5]], [[0.5, 0.5]])),
+    (TOKENS, proposing([[1, 2, 3]], [[0.5, 0.5, 0.5]])),
+    (AS_MANY, proposing([[5]], [[]])),
+    (AS_MANY, proposing([[5], [6]], [[0.5], [0.5]])),
+    (AS_MANY, proposing(None, None)),
+    (ESTIMATES, proposing([[5]], [[math.nan]])),
+    (ESTIMATES, proposing([[5]], [["0.5"]])),
+    ("a rule's q are", proposing([[5]], [[0.5]], None)),
+    ("a rule's q are", proposing([[5]], [[0.5]], [torch.ones(60)])),
+    ("a rule that draws does not go", dict(rule=Rejection, method="s2d-tree", temperature=1.0)),
+    ("a rule has exact, unlike", dict(rule=lambda *settings: object())),
+    (r"floats of shape \(1, 61\), not \(2, 61\) in torch.float32", exit_(torch.zeros(2, 61))),
+    (r"not tensor\(\[\[0, 0", exit_(torch.zeros(1, 61).long())),
+    ("an exit returns a Prediction, not None", exit_(predict=lambda *given: None)),
+    *(("an exit's confidence is", exit_(confidence=each)) for each in (math.nan, -1.0, "sure")),
+    *(("not finite", exit_(torch.full((1, 61), each))) for each in (math.nan, math.inf)),
+    *((NUMBER, exit_(exit_layer=each)) for each in (-1, None, [1], 1.0)),
+    ("max_positions is a number", exit_(max_positions=None)),
+    ("unknown method 'x'", dict(method="x")),
+    ("unexpected keyword argument 'temprature'", dict(temprature=1.0)),
+    ("max_new_tokens: expected a whole number from 1", dict(max_new_tokens=0)),
+    ("temperature: expected a number from 0 up to", dict(temperature=np.zeros((2, 2)))),
+    ("options: 'int' object is not iterable", dict(exits=4)),
+    ("exits are numbers of layers or functions", dict(exits=["4"])),
+    ("exits .5.: the draft has 4 layers", dict(exits=[5])),
+    ("exits: expected increasing numbers", dict(exits=[2, 1])),
+    ("3 exits, but 1 thresholds", dict(exits=[1, 2, 3], thresholds=[0.5])),
+    ("thresholds: expected numbers from 0", dict(exits=[1, 2], thresholds=[math.nan])),
+    ("stop_at is an object", dict(stop_at=Greedy)),
+    ("decision is an object", dict(decision=ByLastToken)),
+    ("a decision model judges exits with", dict(exits=[0, 2], decision=ByLastToken())),
+    ("a Datastore, as load_datastore gives", dict(datastore=object(), exits=[0])),
+    ("the datastore has the token 61", dict(datastore=Datastore([61], end=[]), exits=[0])),
+    ("rule is 'noise', 'rejection' or a function", dict(rule="coupled")),
+    ("init='target' goes with", dict(rule=Greedy, init="target")),
+    ("leaves out the token that the target", shape(sent=lambda tree: [0]) | dict(init="target")),
+    ("tree: expected without draft_length", dict(tree=(2, 1), draft_length=3)),
 ]
 
 
-@pytest.mark.parametrize(("tokens", "probs", "message"), PROPOSED)
-def test_what_rules_propose(target, tokens, probs, message):
-    class Own(Greedy):
-        def propose(self, tree, nodes, logits, count):
-            return Proposal(tokens, probs)
-
-    refused(target, message, tree=(2,), rule=Own())
+@pytest.mark.parametrize(("message", "options"), BROKEN)
+def test_what_breaks_a_promise_or_cannot_be_run_is_one_line(target, message, options):
+    if "the token that" in message:
+        type(options["tree"]).prunes = True
+    raises_line(generate, ValueError, message, target, [3, 1], target, **OWN | options)
 
 
-class Own:
-    exit_layer, max_positions = 1, math.inf
-
-    def __init__(self, logits, confidence=0.5):
-        self.said = Prediction(logits.to(DEVICE), confidence)
-
-    def start(self, capacity):
-        pass
-
-    def predict(self, tree, nodes):
-        return self.said
-
-    def keep(self, tree, accepted):
-        pass
-
-
-def test_what_exits_predict(target):
-    law = dict(temperature=1.0, rule="rejection", tree=(1, 1))
-    shape = r"an exit predicts floats of shape \(1, 61\), not \(2, 61\) in torch.float32"
-    refused(target, shape, exits=[Own(torch.zeros(2, 61))])
-    refused(target, r"not tensor\(\[\[0, 0", exits=[Own(torch.zeros(1, 61).long())])
-    for confidence in (math.nan, -1.0, "sure"):
-        own = [Own(torch.zeros(1, 61), confidence)]
-        refused(target, "an exit's confidence is", exits=own)
-    for value in (math.nan, math.inf):
-        own = [Own(torch.full((1, 61), value))]
-        refused(target, "logits that are not finite", exits=own, **law)
-    own = [Own(torch.full((1, 61), -1.0))]  # all tokens are equally probable
-    assert generate(target, [3, 1], exits=own, **law).tokens
-
-
-class Counting(Own):
-    """After token t comes t + 1. It notes which tokens were accepted."""
-
-    def __init__(self):
-        self.told = []
-
-    def predict(self, tree, nodes):
-        last = [(tree.context + tree.path(node))[-1] for node in nodes]
-        following = [(token + 1) % 61 for token in last]
-        return Prediction(torch.eye(61, device=DEVICE)[following].log(), confidence=0.6)
-
-    def keep(self, tree, accepted):
-        self.told.append([tree.tokens[node] for node in accepted])
-
-
-class Even:
-    """A shape: nodes with even numbers get children."""
-
-    depth, capacity = 3, 20
-
-    def width(self, depth):
-        return 3
-
-    def frontier(self, leaves, probs):
-        return [node for node in leaves if node % 2 == 0]
-
-    def sent(self, probs):
-        return list(range(len(probs)))
-
-
-class Best:
-    """A rule that is like ``Greedy``, but does not say that it is exact."""
-
-    exact, propose, verify = False, Greedy.propose, Greedy.verify
-
-
-def test_an_exit_of_ones_own(target):
-    """It says itself how sure it is, so that no default threshold is right for it."""
-    alone = generate(target, [3, 1], method="ar", max_new_tokens=40).tokens
-    own = Counting()
-    found = start(target, [3, 1], exits=[own], max_new_tokens=40)
-    accepted = [step.tokens[: len(step.accepted)] for step in found]
-    assert own.told[:-1] == accepted[:-1] and sum(map(len, own.told)) > 0
-    assert found.tokens == alone and found.plan.method == "s2d"  # not exit 0's trees
-    both = dict(exits=[own, 4], max_new_tokens=40)
-    always = generate(target, [3, 1], target, thresholds=[0.7, 0], **both)
-    assert always.tokens == alone and always.stats.exit_counts.keys() == {4}
-    raises_line(generate, ValueError, "give thresholds", target, [3, 1], target, **both)
-
-
-def test_a_shape_and_a_rule_of_ones_own(target):
-    found = start(target, [3, 1], target, tree=Even(), rule=Best(), exits=[2])
-    assert {parent for step in found for parent in step.tree.parents[4:]} == {2, 4, 6}
-    assert found.tokens == generate(target, [3, 1], method="ar").tokens
-    assert found.result().exact is False and max(found.stats.accept_lengths) > 1
-
-
-def test_an_exit_is_for_one_answer(target):
-    used = dict(exits=[LayerExit(target, None, 4)], max_new_tokens=5)
-    generate(target, [3, 1], **used)
-    line = "exit 4 is for one answer: make another LayerExit"
-    raises_line(generate, ValueError, line, target, [3, 1], **used)
-
-
-def test_an_exit_that_knows_nothing_ends_the_tree(target):
-    own = Own(torch.zeros(1, 61))
-    own.said = None
-    steps = list(start(target, [3, 1], exits=[own], max_new_tokens=5))
+def test_an_exit_that_knows_nothing_ends_drafting(target):
+    steps = start(target, [3, 1], max_new_tokens=5, **exit_(confidence=0))
     assert [len(step.tree.tokens) for step in steps] == [1] * 5
+    flat = exit_(torch.full((1, 61), -1.0))  # all tokens are equally probable
+    assert generate(target, [3, 1], max_new_tokens=5, **flat).stats.draft_tokens > 0
 
 
 def test_a_prompt_that_fails_within_a_step_does_not_take_others_along():
@@ -240,48 +416,18 @@ def test_a_prompt_that_fails_within_a_step_does_not_take_others_along():
     expected = generate(target, [3, 1], max_new_tokens=5).tokens
     answers = generate_many(target, [[3, 1], [29, 1], [4, 2]], max_new_tokens=5)
     assert next(answers).tokens == expected
-    raises_line(next, ValueError, "prompt 1: the target's logits are not finite", answers)
+    raises_line(next, ValueError, "prompt 1: the logits are not finite", answers)
     draft = random_llama(2)
     draft.lm_head.weight.data.fill_(math.nan)
     answers = generate_many(target, [[3, 1], [4, 2]], draft, max_new_tokens=5)
-    raises_line(next, ValueError, "prompt 0: an exit's confidence is nan", answers)
-
-
-WRONG = {
-    "unknown method 'x'": dict(method="x"),
-    "unknown option 'temprature'; did you mean temperature?": dict(temprature=1.0),
-    "max_new_tokens: expected a whole number from 1": dict(max_new_tokens=0),
-    "temperature: expected a number from 0 up to 1e.06": dict(temperature=np.zeros((2, 2))),
-    "exits: expected a list, not 4": dict(exits=4),
-    "exits: expected a list, not array": dict(exits=np.array(1)),
-    "exits .5.: the draft has 4 layers": dict(exits=[5]),
-    "exits: expected increasing numbers": dict(exits=[2, 1]),
-    "thresholds: expected a list": dict(exits=[1, 4], thresholds=np.array(1.0)),
-    "2 exits, but 1 thresholds": dict(exits=[1, 2], thresholds=[0.5]),
-    "stop_at is an object with begin, cut": dict(stop_at=["User:"]),
-    "stop_at is an object": dict(stop_at=Own),
-    "decision is an object": dict(decision=Own),
-    "a decision model judges exits with layers": dict(exits=[0, 2], decision=ByLastToken()),
-    "datastore is an object": dict(datastore=Own, exits=[0]),
-    "rule is 'noise', 'rejection' or a Rule": dict(rule="coupled"),
-    "tree: expected to grow to 8192 nodes": dict(tree=GrowingShape(1000, 2, 5)),
-    "tree: expected without draft_length": dict(tree=(2, 1), draft_length=3),
-    "a shape leaves out nodes that a rule has drawn": dict(
-        method="s2d-tree", temperature=1.0, rule=Rejection(partial(warp, temperature=1.0), Draws(0))
-    ),
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_options(target, message):
-    refused(target, message, **WRONG[message])
+    raises_line(next, ValueError, "prompt 0: the logits are not finite", answers)
 
 
 def test_wrong_prompts_and_drafts(target):
     """Of prompts that are empty, too long or outside the vocabulary see ``test_batch``."""
     for message, *arguments in (
         ("a prompt is a list of ids", "Hi"),
-        ("the draft is a model of load_model", [1], "mini-7b"),
+        ("options: 'str' object has no", [1], "mini-7b"),
         ("must share a vocabulary", [1], random_llama(1, vocab_size=190)),
     ):
         raises_line(generate, ValueError, message, target, *arguments)
@@ -304,7 +450,7 @@ def test_log_probabilities_and_tokens_per_step(target, method, law):
     """Of every emitted token, under the target alone. Steps add up to the answer."""
     tokens = generate(target, [3, 1], method="ar", max_new_tokens=30).tokens
     ending = random_llama(1, eos_token_ids=(tokens[11],))
-    decoder = start(ending, [3, 1], ending, method, max_new_tokens=30, **law)
+    decoder = start(ending, [3, 1], ending, method=method, max_new_tokens=30, **law)
     steps = list(decoder)
     text = torch.tensor([[3, 1, *decoder.tokens]], device=target.device)
     rows = target(text)[0, 1:-1].log_softmax(dim=-1)

@@ -59,11 +59,11 @@ def test_run_by_every_method(folder, draft, tmp_path, capsys):
     common = ["--target", folder, "--dtype", "float64", "--max-new-tokens", 12, "--json"]
     texts = set()
     for words in (
-        *(["--draft", draft, "--method", method] for method in METHODS[1:]),
+        *(["--draft", draft, "--method", method] for method in [*METHODS][1:]),
         ["--method", "ar"],
         ["--method", "s2d"],
         ["--draft", folder, "--exits", "1,2"],
-        *(["--draft", tmp_path / "layerskip", "--method", method] for method in METHODS[1:]),
+        *(["--draft", tmp_path / "layerskip", "--method", method] for method in [*METHODS][1:]),
         ["--trace", tmp_path / "page.html"],
     ):
         assert program(run.main, *common, "--prompt", "Hi", *words) == 0

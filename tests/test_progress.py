@@ -42,9 +42,12 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("name", ["s2d.bench", "s2d.train", "s2d.trace"])
-def test_ctrl_c_while_packages_are_imported_is_one_line(name):
-    command = [sys.executable, "-c", INTERRUPTED, name]
+PROGRAMS = "run --target 7b", "s2d.bench", "s2d.proof", "s2d.trace", "s2d.train"
+
+
+@pytest.mark.parametrize("line", PROGRAMS)
+def test_ctrl_c_while_packages_are_imported_is_one_line(line):
+    command = [sys.executable, "-c", INTERRUPTED, *line.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 

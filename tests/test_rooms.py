@@ -15,7 +15,7 @@ PACKAGE = ROOT / "s2d"
 FRONT = "devices cache model mask tree sampling rules options stats draft decoder checked".split()
 FRONT += "generation soft definition".split()
 # A room imports the front, and only rooms before it.
-ROOMS = "checkpoint ngram mcsd speed pair cli train trace lesson bench".split()
+ROOMS = "checkpoint ngram mcsd speed pair cli proof train trace lesson bench".split()
 
 
 def module_name(path):

@@ -40,8 +40,8 @@ def test_chains_below_roots_as_published(widths):
         expected = slow_chains(target, draft, [3, 1, 4], widths, 25)
 
         def run(method="mcsd", **options):
-            models = target, [3, 1, 4], draft  # noqa: B023 - used at once
-            return generate(*models, method, max_new_tokens=30, init="target", **options)
+            options |= dict(method=method, max_new_tokens=30, init="target")
+            return generate(target, [3, 1, 4], draft, **options)  # noqa: B023 - used at once
 
         output = run(tree=widths, rule="rejection")
         assert output.tokens[:25] == expected[:25] and output.exact is False
@@ -60,9 +60,10 @@ def test_chains_below_roots_as_published(widths):
 def test_roots_keep_to_top_p_and_top_k(rule, kept):
     """Where they leave fewer tokens than there are roots, none from outside may be emitted."""
     target, draft = random_llama(1, eos_token_ids=()), random_llama(2)
-    options = dict(tree=(4, 1, 1), init="target", rule=rule, temperature=1.0, max_new_tokens=20)
+    options = dict(method="mcsd", tree=(4, 1, 1), init="target", rule=rule)
+    options |= dict(temperature=1.0, max_new_tokens=20)
     for seed in range(5):
-        output = generate(target, [3, 1, 4], draft, "mcsd", seed=seed, **options, **kept)
+        output = generate(target, [3, 1, 4], draft, seed=seed, **options, **kept)
         tokens = torch.tensor([3, 1, 4] + output.tokens, device=target.device)
         probs = torch.softmax(target(tokens[None])[0, 2:-1], dim=-1)  # (20, V)
         each = probs.gather(1, tokens[3:, None])

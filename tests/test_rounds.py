@@ -99,18 +99,12 @@ def test_what_a_record_has_beside_its_messages(tmp_path, capsys):
     ids = {"<|im_start|>": 1024, "<|im_end|>": 1025}
     config = {"chat_template": WITH_TOOLS, "tokenizer_class": "LlamaTokenizer"}
     ours = Tokenizer(sentencepiece_folder(tmp_path / "m", config, added_tokens=ids))
-    said = ["Hi", "No.", "2 + 2?", "4"]
-    weights = dict(zip(said, (None, 0, None, 1)))
-    roles = ("user", "assistant") * 2
-    messages = [dict(role=r, content=t, weight=weights[t]) for r, t in zip(roles, said)]
-    record = {
-        "messages": messages,
-        "tools": [{"name": "add"}],
-        "chat_template_kwargs": {"mood": "!"},
-    }
+    asked = [dict(role="user", content="Hi"), dict(role="assistant", content="No.", weight=0)]
+    messages = asked + [dict(role="user", content="2 + 2?"), dict(role="assistant", content="4")]
+    record = {"messages": messages, "tools": [{"name": "add"}]}
+    record["chat_template_kwargs"] = {"mood": "!"}
     wrong = [record | {"images": ["a.png"]}, record | {"chat_template_kwargs": {"mod": "!"}}]
-    half = [messages[0], messages[1] | {"weight": 0.5}]
-    wrong += [{"messages": half}, {"messages": messages[:2]}]
+    wrong += [{"messages": asked}, {"messages": [asked[0], asked[1] | {"weight": 0.5}]}]
     [[pair]] = read_dialogues("d", [record, *wrong], ours, ["<|im_end|>"])
     prompt, answer = map(ours.decode, pair)
     assert prompt.startswith("add !\n") and "No." in prompt and "4" not in prompt

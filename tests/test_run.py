@@ -3,15 +3,13 @@
 import io
 import json
 import re
-import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from helpers import ROOT, WEIGHTS, change_json, program, refuses
+from helpers import WEIGHTS, change_json, program, refuses
 
 import run
 from s2d import Tokenizer
@@ -278,15 +276,6 @@ def test_a_conversation_goes_on_after_ctrl_c_and_what_it_cannot_answer(monkeypat
     assert EXAMPLE_ANSWER.startswith(begun) and 5 < len(begun) < len(EXAMPLE_ANSWER)
     assert whole == "The capital of Tadastan is Vorbiburg." and lengths[2] > lengths[1]
     assert error.count("> ") == 4 and error.count("the prompt has ") == 1
-
-
-def test_a_reader_who_has_enough_is_met_with_silence():
-    answer = "lambda: print('answer' * 99999)"
-    code = f"import sys; from s2d.cli.ending import *; sys.exit(run_program('run.py', {answer}))"
-    line = shlex.join([sys.executable, "-c", code])
-    shell = ["bash", "-o", "pipefail", "-c", f"{line} | head -c 6"]
-    done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_answers_end_before_a_stop_string(tmp_path, monkeypatch, capsys):

@@ -1,12 +1,16 @@
 """What tokens are drawn from, and the draws themselves."""
 
+from collections import Counter
 from itertools import product
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers.generation import logits_process
 
-from s2d.sampling import Draws, Noise, warp
+from s2d.proof import law
+from s2d.sampling import Draws, warp
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -26,38 +30,50 @@ def test_warp_keeps_what_transformers_keeps(ties):
     assert (several > 0) == ties
 
 
-def test_draws_are_as_frequent_as_they_are_probable():
-    """Within 6 standard deviations. That candidates follow is enumerated in ``test_rules``."""
-    probs, runs = torch.tensor([0.5, 0.3, 0.15, 0.05]), 20000
-    draws = Draws(3)
-    counts = draws.draw(probs.expand(runs, 4)).bincount(minlength=4)
-    deviations = (runs * probs * (1 - probs)).sqrt()
-    assert ((counts - runs * probs).abs() < 6 * deviations).all()
-    heads = sum(draws.flip(0.3) for _ in range(runs))
-    assert abs(heads - runs * 0.3) < 6 * deviations[1]
+PROBS = torch.tensor([0.5, 0.3, 0.15, 0.05]).double()
+RUNS = 20000
 
 
-def test_a_draw_reaches_rare_tokens_and_none_of_probability_0(monkeypatch):
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda draws, rows: draws.draw(rows)[:, None],
+        lambda draws, rows: draws.candidates(rows, 2),
+        lambda draws, rows: [[draws.flip(0.3)] for _ in rows],
+        lambda draws, rows: (rows.log() + draws.noise(range(len(rows)), rows)).topk(2).indices,
+    ],
+)
+def test_draws_are_as_frequent_as_they_are_probable(draw):
+    """Within 6 standard deviations of their law, which everything that is enumerated rests on."""
+    found = Counter(tuple(map(int, row)) for row in draw(Draws(3), PROBS.expand(RUNS, 4)))
+    expected = law(lambda draws: draw(draws, PROBS[None])[0], points=512)
+    for outcome, prob in expected.probs.items():
+        deviation = (RUNS * prob * (1 - prob)) ** 0.5
+        allowed = 6 * deviation + (0 if expected.enumerated else 0.01 * RUNS)
+        assert abs(found[outcome] - RUNS * prob) < allowed
+    assert found.keys() <= expected.probs.keys()
+
+
+def test_a_draw_reaches_rare_tokens_and_none_of_probability_0():
     """With float32 sums the 1,000 rare tokens would add nothing to 0.5."""
     probs = torch.tensor([[0.0, 0.5, *[1e-9] * 1000, 0.0]])
     draws = Draws(0)
     reached = (0.5 + 500.5e-9) / (0.5 + 1000e-9)
     for number, token in ((0.0, 1001), (1.0 - reached, 502), (1.0 - 2**-53, 1)):
-        numbers = torch.tensor([number], dtype=torch.float64)
-        monkeypatch.setattr(draws, "uniform", {1: numbers}.get)
+        draws.generator = SimpleNamespace(random=lambda size: np.full(size, number))  # noqa: B023
         assert draws.draw(probs).tolist() == [token]
 
 
 def test_every_bit_of_a_seed_counts():
-    probs = torch.full((1, 1000), 1e-3).expand(8, 1000)
+    probs = torch.full((8, 1000), 1e-3)
     for kind in (
-        lambda seed: Draws(seed).draw(probs),
-        lambda seed: Noise(seed, 1000, "cpu", torch.float64).at(list(range(8))).argmin(dim=-1),
+        lambda draws: draws.draw(probs),
+        lambda draws: draws.noise(list(range(8)), probs).argmax(dim=-1),
     ):
-        first = kind(7)
-        assert torch.equal(kind(7), first)
+        first = kind(Draws(7))
+        assert torch.equal(kind(Draws(7)), first)
         for other in (7 + 2**32, 7 + 2**40, 7 + 2**64):
-            assert not torch.equal(kind(other), first)
+            assert not torch.equal(kind(Draws(other)), first)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -71,7 +87,8 @@ def test_half_precision_logits_are_warped_in_float32(dtype):
 
 def test_noise_is_made_once_for_draft_and_target():
     """They ask for the same rows."""
-    noise = Noise(3, 50, "cpu", torch.float64)
-    first = noise.at(list(range(10, 70)))
-    assert torch.equal(noise.at(list(range(10, 70))), first)
-    assert noise.row.cache_info().misses == 60
+    draws = Draws(3)
+    like = torch.empty(1, 50)
+    first = draws.noise(range(10, 70), like)
+    assert torch.equal(draws.noise(range(10, 70), like), first)
+    assert draws.noise_row.cache_info().misses == 60

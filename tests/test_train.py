@@ -31,8 +31,7 @@ def seeded(seed):
 
 ROWS = torch.randint(0, 61, (24, 16), generator=seeded(1), dtype=torch.int32)
 LABELS = ROWS.roll(-1, dims=1).where(torch.rand(24, 16, generator=seeded(2)) > 0.4, -100)
-SIZES = dict(batch=8, micro_batch=8, length=16, epochs=2, exits=(1, 3))
-RECIPE = fit.Recipe(**SIZES, lr=5e-3, weights=(1.0, 3.0))
+RECIPE = fit.Recipe(8, 8, 16, lr=5e-3, epochs=2, exits=(1, 3), weights=(1.0, 3.0))
 
 
 def student(**changes):
@@ -76,24 +75,22 @@ def test_the_loop_beside_a_plain_one(tmp_path):
     lines = map(json.loads, (tmp_path / "a.losses.jsonl").read_text().splitlines())
     assert [[*line["losses"].values()] for line in lines] == losses.tolist()
     for one, other in zip(plain.parameters(), trained.parameters()):
-        assert (one - other).abs().max() < 1e-5
+        assert (one - other).abs().max() < 3e-5
     rising = [fit.warm_up_and_cosine(step, 100, 1.0) for step in range(5)]
     assert rising == pytest.approx([0.25, 0.5, 0.75, 1, 1], abs=4e-3)
 
 
-def half(*arguments):
-    return 0.5 * soft_losses(*arguments)
-
-
 def test_functions_of_ones_own(tmp_path):
-    """Half of the loss at twice the learning rate. Epochs are drawn when they are reached."""
+    """A part of the loss at a higher learning rate. Epochs are drawn when they are reached."""
     sgd = dict(make_optimizer=lambda model, decay: torch.optim.SGD(model.parameters()), epochs=1)
-    one, other = student(), student()
-    losses = losses_of(tmp_path / "one", one, schedule=lambda step, steps, lr: 1e-3, **sgd)
-    halves = losses_of(tmp_path / "b", other, loss=half, schedule=lambda *_: 2e-3, **sgd)
-    assert (2 * halves - losses).abs().max() < 1e-6
-    for a, b in zip(one.parameters(), other.parameters()):
-        assert torch.equal(a, b)
+    found = []
+    for scale in (64, 128):
+        model = student()
+        loss = lambda *inputs: soft_losses(*inputs) / scale  # noqa: B023, E731
+        schedule = lambda step, steps, lr: scale * lr  # noqa: B023, E731
+        losses = losses_of(tmp_path / f"{scale}", model, loss=loss, schedule=schedule, **sgd)
+        found.append([scale * losses, *model.parameters()])
+    assert all(map(torch.equal, *found)) and (losses[0] > losses[-1]).all()
     assert len(losses_of(tmp_path / "c", stop_after=1, epochs=10**12)) == 1
 
 
@@ -110,8 +107,7 @@ def test_resumed_is_as_uninterrupted(tmp_path, monkeypatch, stop_after, make):
     losses_of(run.out, make(), stop_after)
     kept = shutil.copy(run.unfinished, tmp_path / "kept")
     refused = partial(raises_line, losses_of, ValueError)
-    others = dict(lr=1e-3, init="b", data="b", teacher="b", all_text=True)
-    others |= dict(weights=(1.0, 2.0), loss=half)
+    others = dict(lr=1e-3, init="b", data="b", teacher="b", weights=(1.0, 2.0), loss=sum)
     for name, value in others.items():
         refused(f"was begun with another {name}", run.out, make(), **{name: value})
     refused("was begun with another content", run.out, make(), rows=ROWS.flip(0))
@@ -219,11 +215,11 @@ def test_thresholds():
 
 
 MISTAKES = """
---data TMP/bad.json --length 65 | bad.json is no JSON list, and no JSON lines: Expecting
---data TMP/lists.jsonl | no JSON lines: its first line is a list, and more follows
+--data TMP/bad.json --length 65 | bad.json cannot be read: Expecting
+--data TMP/lists.jsonl | lists.jsonl cannot be read: its first line is a list; expected an object
 --data TMP/empty.json --length 65 | empty.json is empty
 --data TMP/none.json | no dialogue that can be learnt: the role 'GPT' is none of
---data TMP/few.json | there are 1 rows of 48 tokens, and a batch has 4; give more text, or --batch 1
+--data TMP/few.json | 0 rows of 48 tokens, and a batch has 4; give more text, or --batch 1 --length
 --epochs 1000000000000 | argument --epochs: expected a whole number from 1 to
 --millions 1e303 | argument --millions: expected a number above 0
 --weights 1,2 | --weights: expected one for each of 3 exits
@@ -277,10 +273,9 @@ def test_a_label_ends_where_an_answer_does(tiny, tmp_path, monkeypatch, capsys):
         line = f"{SOFT} --millions 0.003 --out TMP/{name}".replace("TMP", str(tmp_path))
         assert program(train.main, *line.split()) == 0
     assert capsys.readouterr().err.count("no answer ends with an EOS") == 1
-    (_, labels), (_, whole) = learnt
+    labels = learnt[0][1]
     after = labels[:, 1:][labels[:, :-1] == stop]
-    assert len(after) > 20 and (after == -100).all() and 2 not in labels
-    assert 2 in whole
+    assert len(after) > 20 and (after == -100).all()
 
 
 def test_the_python_that_is_shown(tmp_path, monkeypatch):

@@ -127,6 +127,7 @@ REFUSED = [
     (dict(rope_scaling={"type": "yarn", "factor": 2.0}), "rope type 'yarn' is not supported"),
     (dict(num_key_value_heads=3), "4 attention heads must be a multiple of 3 key"),
     (dict(hidden_size="wide"), "hidden_size is 'wide'; expected a whole number"),
+    (dict(num_hidden_layers=10**6), "num_hidden_layers: more than 1000 are not supported"),
     (dict(torch_dtype="int3"), "config.json: dtype is 'int3'; expected auto or one of float64"),
     (dict(exit_layers=[2, 9]), "exit_layers must increase"),
     (dict(exit_layers=[2, 3, 4], thresholds=[0.5]), "thresholds: expected one for each of 3 exits"),
@@ -293,7 +294,7 @@ def test_a_model_that_is_too_large_for_the_memory(folder, monkeypatch):
     needs = f"{folder} in float32 needs .* GB on cpu for weights, which has "
     monkeypatch.setattr(load, "quicken", fail)
     refused(MemoryError, f"{needs}less", folder)
-    change_json(folder / "config.json", num_hidden_layers=10**9)
+    change_json(folder / "config.json", intermediate_size=10**11)
     refused(MemoryError, needs, folder)
 
 

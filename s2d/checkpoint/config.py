@@ -29,6 +29,7 @@ ARCHITECTURES = {  # by model_type
 }
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads".split()
+MOST_LAYERS = 1000  # Llama 3.1 405B has 126; a million would take hours to build
 # Keys that change what a model computes, unless they are missing, null or as here.
 PLAIN = {
     "attention_bias": False,
@@ -92,6 +93,8 @@ def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
     architecture = ARCHITECTURES[kind]
     refuse_other_models(raw, kind)
     sizes = {name: number(raw, name) for name in SIZES}
+    if sizes["num_hidden_layers"] > MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers: more than {MOST_LAYERS} are not supported")
     heads = sizes["num_attention_heads"]
     kv_heads = number(raw, "num_key_value_heads", heads)
     head_dim = number(raw, "head_dim", architecture.head_dim or sizes["hidden_size"] // heads)

@@ -35,14 +35,13 @@ def read_json(path: Path, missing: Any = None) -> Any:
 
 def read_safetensors(path: Path | str, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a file; ValueError if it is none, and so no ``what``."""
+    if not Path(path).is_file():
+        raise ValueError(f"no {what} at {path}, which is no file")
     try:
-        with open(path, "rb"):  # which says plainly why a folder cannot be read
-            pass
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
     except (SafetensorError, OSError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"no {what} at {path}: {reason}") from None
+        raise ValueError(f"no {what} at {path}: {error}") from None
 
 
 def refuse_existing(path: Path | str) -> Path:

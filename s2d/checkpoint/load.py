@@ -1,7 +1,6 @@
 """A Hugging Face folder (config.json and weights) <-> a Llama, and where its weights lie."""
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -64,12 +63,14 @@ def load_model(
     not_read = tuple(f"model.layers.{layer}." for layer in range(layers, stored))
     if stored_dtype == "auto":
         _, _, first = next(read_tensors(path, not_read))
-        stored_dtype = first.dtype
+        stored_dtype = name_of(first.dtype)
     dtype = choose_dtype(dtype, device, stored_dtype)
     needed = count_parameters(config) * dtype.itemsize
     too_large = f"{path} in {name_of(dtype)} needs {needed / 1e9:.2f} GB on {device} for weights"
-    if needed > memory_of(device):  # before a model of a million layers is built
-        raise MemoryError(f"{too_large}, which has {memory_of(device) / 1e9:.2f} GB")
+    if device.type == "cpu" and hasattr(os, "sysconf"):  # or Linux would end the process at last
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > memory:
+            raise MemoryError(f"{too_large}, which has {memory / 1e9:.2f} GB")
     try:
         model = empty_model(config)
         fill(model, read_tensors(path, not_read), path, device, dtype, share)
@@ -93,15 +94,6 @@ def count_parameters(config: LlamaConfig) -> int:
     return rows * config.hidden_size
 
 
-def memory_of(device: torch.device) -> float:
-    """The bytes of a device's memory, as far as PyTorch or the system says it."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]  # those that are free
-    if device.type == "cpu" and hasattr(os, "sysconf"):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return math.inf
-
-
 def fill(
     model: Llama,
     stored: Iterator[tuple[Path, str, Tensor]],
@@ -112,44 +104,35 @@ def fill(
 ) -> None:
     """Give an empty ``model`` the ``stored`` tensors, which come from the folder ``path``."""
     tied = model.config.tie_word_embeddings
+    parts = ["model.embed_tokens.", "model.norm.", "lm_head."]
+    parts += [f"model.layers.{layer}." for layer in range(model.config.num_hidden_layers)]
+    # A head that is tied is the embedding, and no parameter besides.
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    shapes[HEAD] = shapes[EMBEDDING]  # which a tied model may have, too
     tensors: dict[str, Tensor] = {}
     for file, name, tensor in progress(stored, f"reading {path}: tensors", len(shapes)):
+        if tied and name == HEAD:  # a file may have either of the two, or both
+            name = EMBEDDING
         if name not in shapes:
-            refuse_if_needed(file, name, model.config.num_hidden_layers)
+            # Old checkpoints have tables of the rotary embedding, which are computed here.
+            if name.startswith(tuple(parts)) and ".rotary_emb." not in name:
+                raise ValueError(f"{file} has the tensor {name!r}, which no such model has")
             continue
         if share is not None and tensor.dim() == len(shapes[name]):
             tensor = share(name, tensor)
         if tuple(tensor.shape) != shapes[name] or tensor.dtype not in DTYPES.values():
             found = f"{tuple(tensor.shape)} in {tensor.dtype}; expected {shapes[name]}"
             raise ValueError(f"{file}: {name} is {found}, not quantised")
-        tensors[name] = tensor.to(device, dtype, copy=True)  # the file is not needed any more
-    if tied:  # a file may have either of the two, or both
-        for one, other in ((HEAD, EMBEDDING), (EMBEDDING, HEAD)):
-            if one not in tensors and other in tensors:
-                tensors[one] = tensors[other]
+        tensor = tensor.to(device, dtype, copy=True)  # the file is not needed any more
+        if name in tensors and not torch.equal(tensors[name], tensor):
+            words = "config.json ties the LM head to the embedding, but they differ"
+            raise ValueError(f"{path}: {words}; if both are meant, tie_word_embeddings is false")
+        tensors[name] = tensor
     if missing := shapes.keys() - tensors.keys():
         raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")
-    if tied and not torch.equal(tensors[HEAD], tensors[EMBEDDING]):
-        words = "config.json ties the LM head to the embedding, but they differ"
-        raise ValueError(f"{path}: {words}; if both are meant, tie_word_embeddings is false")
-    model.load_state_dict(tensors, assign=True)
+    model.load_state_dict(tensors, strict=False, assign=True)
     if tied:
         model.lm_head.weight = model.model.embed_tokens.weight
     model.requires_grad_(False).eval()
-
-
-def refuse_if_needed(file: Path, name: str, layers: int) -> None:
-    """Raise ValueError for a tensor that one of the parts of a model with ``layers`` lacks.
-
-    It is a bias, say, and would change what the model computes.
-    """
-    parts = ["model.embed_tokens.", "model.norm.", "lm_head."]
-    parts += [f"model.layers.{layer}." for layer in range(layers)]
-    is_table = ".rotary_emb." in name  # in an old checkpoint; it is computed here
-    if name.startswith(tuple(parts)) and not is_table:
-        raise ValueError(f"{file} has the tensor {name!r}, which no such model has")
 
 
 def read_tensors(folder: Path, not_read: tuple[str, ...]) -> Iterator[tuple[Path, str, Tensor]]:
@@ -206,9 +189,7 @@ def find_files(folder: Path, not_read: tuple[str, ...]) -> list[Path]:
 class Uninitialised(TorchFunctionMode):
     """In this context torch.nn.init does nothing: on meta it would import PyTorch's compiler."""
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(function, "__module__", None) != "torch.nn.init":
             return function(*args, **(kwargs or {}))
 
@@ -257,8 +238,8 @@ def check_device(device: torch.device | str) -> torch.device:
         tried = torch.zeros(1, device=name)
         tried.item()  # which the device "meta" has not
     except Exception:  # PyTorch has many ways to say so
-        words = f"no device {str(device)!r} here; expected auto, or one such as cpu"
-        raise ValueError(words) from None
+        expected = "expected auto, or one such as cpu"
+        raise ValueError(f"no device {str(device)!r} here; {expected}") from None
     return tried.device
 
 
@@ -266,9 +247,7 @@ def name_of(dtype: torch.dtype | str) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def choose_dtype(
-    dtype: torch.dtype | str, device: torch.device, stored: torch.dtype | str
-) -> torch.dtype:
+def choose_dtype(dtype: torch.dtype | str, device: torch.device, stored: str) -> torch.dtype:
     """A dtype, its name, or "auto": that of the ``stored`` weights, float32 if it is not fast."""
     name = name_of(stored if dtype == "auto" else dtype)
     if name not in DTYPES:

@@ -146,8 +146,9 @@ class TextStream:
         ready, self.held = self.held[:end], self.held[end:]
         return "".join(character for character, is_shown in ready if is_shown)
 
-    def has_stopped(self) -> bool:
-        """Whether there is a stop string in the text of the ids so far."""
+    def is_last(self, token: int) -> bool:
+        """Take a new id; whether there is a stop string in the text so far."""
+        self.push([token])
         text = written(self.held + self.decode_waiting())
         return find_stop(text, self.stop_at) < len(text)
 
@@ -212,13 +213,7 @@ class StopStrings:
 
     def begin(self) -> Callable[[int], bool]:
         """What one answer asks about each of its tokens: whether it ends with it."""
-        stream = TextStream(self.tokenizer, self.texts)
-
-        def is_last(token: int) -> bool:
-            stream.push([token])
-            return stream.has_stopped()
-
-        return is_last
+        return TextStream(self.tokenizer, self.texts).is_last
 
     def cut(self, tokens: Sequence[int]) -> str:
         """The text of an answer's ``tokens`` up to the first stop string."""

@@ -3,13 +3,14 @@
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import fields, replace
 
 from ..checkpoint import check_device, placement
 from ..checkpoint.files import read_text, refuse_existing
 from ..checkpoint.notices import tell
-from ..checkpoint.tokenizer import StopStrings
+from ..checkpoint.tokenizer import StopStrings, Tokenizer
 from ..decoder import Decoder
 from ..generation import make_decoder
 from ..options import Options
@@ -18,12 +19,9 @@ from ..pair.names import MINIATURE_PROMPTS, miniature_note
 from ..speed.batch import decode_many
 from ..speed.tensor_parallel import from_rank_0, join_processes  # for torchrun
 from ..stats import Step
-from .conversation import encode, hold_conversation
 from .terminal import as_json, compare_speed, report, show, stream
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
-
-
 # What is done with the steps of a Decoder on their way, such as ``trace.page.trace`` does.
 Watch = Callable[[Decoder, Pair], Iterable[Step]]
 
@@ -40,8 +38,7 @@ def answer(args: Namespace, watch: Watch) -> int:
     if args.prompts or args.examples:
         return answer_lines(read_lines(args), args, choice)
     if args.interactive:
-        encode(["Hello."], args, choice.tokenizer)  # the template may refuse its options
-        hold_conversation(args, load(choice, args))
+        hold_conversation(args, choice)
     else:
         answer_prompt(args, choice, watch)
     return 0
@@ -56,7 +53,9 @@ def choose(args: Namespace) -> Choice:
     try:
         choice = choose_pair(args.target, args.draft, **given)
     except ValueError as error:
-        raise ValueError(as_typed(str(error), given)) from None
+        # An option as it was typed: the settings call it top_p.
+        typed = re.sub(r"^[a-z_]+(?=: | \[)", lambda it: f"--{it[0].replace('_', '-')}", str(error))
+        raise ValueError(typed) from None
     if args.stop_strings:
         stop_at = StopStrings(choice.tokenizer, args.stop_strings)
         choice = replace(choice, options=replace(choice.options, stop_at=stop_at))
@@ -67,12 +66,11 @@ def choose(args: Namespace) -> Choice:
     return choice
 
 
-def as_typed(message: str, names: Iterable[str]) -> str:
-    """A message that begins with one of the ``names``, such as top_p, with --top-p instead."""
-    for name in names:
-        if re.match(rf"{name}\b", message):
-            return f"--{name.replace('_', '-')}{message.removeprefix(name)}"
-    return message
+def encode(messages: list[str], args: Namespace, tokenizer: Tokenizer) -> list[int]:
+    """Messages, user and assistant in turn -> ids; of plain text, of the first alone."""
+    if args.raw:
+        return tokenizer.encode(messages[0])
+    return tokenizer.encode_chat(messages, args.system, dict(args.template_option))
 
 
 def load(choice: Choice, args: Namespace) -> Pair:
@@ -153,3 +151,37 @@ def answer_lines(lines: list[tuple[int, str]], args: Namespace, choice: Choice) 
             end = f"\n(ended by {result.ended})" if is_cut else ""
             show(f"## {number}: {line}\n\n{result.text(pair.tokenizer)}{end}\n")
     return code
+
+
+def hold_conversation(args: Namespace, choice: Choice) -> None:
+    """Answer what is typed, line by line; the oldest turns are forgotten in time."""
+    encode(["Hello."], args, choice.tokenizer)  # the template may refuse its options
+    pair = load(choice, args)
+    tell("Ctrl-C ends an answer, Ctrl-D the conversation")
+    room = pair.target.config.max_position_embeddings * 3 // 4
+    messages: list[str] = []
+    lines = typed()
+    while (line := from_rank_0(lambda: next(lines, None))) is not None:
+        asked = [*messages, line]
+        try:
+            while len(asked) > 1 and len(encode(asked, args, pair.tokenizer)) > room:
+                asked = asked[2:]
+            prompt = encode(asked, args, pair.tokenizer)
+            decoder = make_decoder(pair.target, prompt, pair.draft, pair.options)
+        except ValueError as error:  # the line is too long, or the chat template refuses it
+            tell(error)
+            continue
+        with suppress(KeyboardInterrupt):  # Ctrl-C ends the answer
+            stream(decoder, pair, args.stop_strings)
+        messages = [*asked, decoder.result().text(pair.tokenizer)]
+
+
+def typed() -> Iterator[str]:
+    """The lines that are typed, until Ctrl-D ends the input."""
+    with suppress(EOFError):
+        while True:
+            print("> ", end="", file=sys.stderr, flush=True)
+            line = input()
+            if line.strip():
+                yield line
+    print(file=sys.stderr)

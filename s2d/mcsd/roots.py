@@ -65,7 +65,7 @@ class RootsDecoder(Decoder):
         shape = self.drafter.options.shape
         depth = min(shape.depth, self.limit - n, self.drafter.max_positions - n + 1)
         tree = self.drafter.grow(tree, depth, self.rule)
-        if tree.tokens[1] != self.roots[0]:
+        if tree.tokens[1:2] != (self.roots[0],):
             raise ValueError("a shape leaves out the token that the target has chosen")
         return tree
 

@@ -127,9 +127,6 @@ class TableExit:
             rows += [row] * len(known)
             tokens += known.keys()
             probs += [floor + prob for prob in known.values()]
-        if max(tokens, default=0) >= self.vocab_size:
-            vocabulary = f"the target's vocabulary of {self.vocab_size} tokens"
-            raise ValueError(f"the datastore has token {max(tokens)}, which is not in {vocabulary}")
         unknown = to_device(np.log(floors), self.device, self.dtype)[:, None]  # (R, 1)
         logits = unknown.expand(-1, self.vocab_size).contiguous()  # (R, V)
         where = to_device(np.array([rows, tokens]), self.device, torch.long)  # (2, known)

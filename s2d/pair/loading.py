@@ -15,6 +15,7 @@ from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Llama
 from ..options import Options, decide
+from ..speed.tensor_parallel import load_part
 from .names import FoundDraft, find_draft, find_target, refuse_other_size
 
 SAMPLE = "In 1998, naïve users wrote:\n\tprint(2 * 34) # 日本, Größe"
@@ -100,12 +101,8 @@ def load_chosen(
     """
     found = choice.found.draft
     divided = is_initialized()
-    if divided:
-        from ..speed.tensor_parallel import load_part
-
-        target = load_part(choice.folder, device, dtype)
-    else:
-        target = load(choice.folder, device, dtype)
+    load_target = load_part if divided else load
+    target = load_target(choice.folder, device, dtype)
     draft = None
     if found is not None and not divided and found.path.samefile(choice.folder.path):
         draft = target  # it drafts for itself: its first layers are in memory already

@@ -49,11 +49,11 @@ def read_records(data: str, seed: int) -> Iterable:
         if text.startswith("["):
             records, end = json.JSONDecoder().raw_decode(text)
             if text[end:]:
-                raise ValueError("its first line is a list, and more follows")
+                raise ValueError("its first line is a list; expected an object in each line")
         else:
             records = [json.loads(line) for line in text.split("\n") if line.strip()]
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{data} is no JSON list, and no JSON lines: {error}") from None
+        raise ValueError(f"{data} cannot be read: {error}") from None
     if not records:
         raise ValueError(f"{data} is empty")
     random.Random(seed).shuffle(records)
@@ -215,8 +215,8 @@ def make_rows(
 def make_datastore(run: Run, target: str, files: list[Path]) -> None:
     """Write the texts of ``files``, as ids of ``target``, for ``run.py --datastore`` to read."""
     refuse_existing(run.out)
-    path, config, _ = read_folder(find_target(target))
-    tokenizer = Tokenizer(path, config.vocab_size)
+    folder = read_folder(find_target(target))
+    tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
     documents = [tokenizer.encode(read_text(file)) for file in files]
-    save_datastore(run.out, documents, config)
+    save_datastore(run.out, documents, folder.config)
     tell(f"{run.out}: {len(documents)} documents, {sum(map(len, documents))} tokens")

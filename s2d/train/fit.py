@@ -57,7 +57,7 @@ class Recipe:
     all_text: bool = False
     teacher: str | None = None
     align: float | None = None
-    # Functions with the arguments and results of these three.
+    # The arguments and results of other functions are as those of these three.
     loss: Callable[..., Tensor] = field(default=soft_losses, repr=False)
     schedule: Callable[..., float] = field(default=warm_up_and_cosine, repr=False)
     make_optimizer: Callable[..., Optimizer] = field(default=make_adamw, repr=False)

@@ -1,0 +1,16 @@
+"""What breaks losslessness, and by how much: ``python -m s2d.proof``."""
+
+import sys
+
+from ..cli.ending import run_program
+
+
+def show() -> None:
+    """Print the table of lossless.py."""
+    from .lossless import print_table
+
+    print_table()
+
+
+if __name__ == "__main__":
+    sys.exit(run_program("python -m s2d.proof", show))

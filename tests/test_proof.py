@@ -1,0 +1,199 @@
+"""The exact law of a program, what is refused, and how far rules are from the target."""
+
+import os
+import random
+import re
+import secrets
+import subprocess
+import sys
+import time
+from functools import partial
+from random import random as bound_random
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT, raises_line
+from numpy.random import default_rng
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from s2d.proof import Law, TableModel, law, measure, text_law
+from s2d.proof.lossless import RULES, SHAPES, TARGET, Mistaken
+from s2d.rules import Rejection
+from s2d.sampling import Draws, warp
+from s2d.tree import GrowingShape
+
+P = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+KEPT = {"numpy": np.random.default_rng(0), "python": random.random, "runs": []}
+
+
+def twice():
+    number = torch.rand(1).item()
+    return number < 0.2, number < 0.5
+
+
+def gumbel():
+    return [(P.log() - torch.empty(3).exponential_().log()).argmax()]
+
+
+def computed():
+    return torch.tensor([random.random() * 2, torch.empty(()).uniform_(-1, 3)]) < 1
+
+
+# Programs, and the probabilities of what they return, in order.
+LAWS = [
+    (lambda: torch.multinomial(P, 1), P),
+    (lambda: P.multinomial(2), [0.06 / 0.8, 0.1 / 0.8, 0.06 / 0.7, 0.15 / 0.7, 0.2, 0.3]),
+    (lambda: torch.bernoulli(P[:2]), [0.56, 0.24, 0.14, 0.06]),
+    (lambda: [(P.cumsum(0) < torch.rand(())).sum()], P),
+    (lambda: [random.random() > 0.3], [0.3, 0.7]),
+    (lambda: [bound_random() > 0.3], [0.3, 0.7]),
+    (lambda: [0.3 < each for each in torch.rand_like(P[1:])], [0.09, 0.21, 0.21, 0.49]),
+    (lambda: [float("nan") > torch.rand(())], [1.0]),
+    (lambda: [Draws(1).flip(0.7), *Draws(2).draw(P[None])], [*(0.3 * P), *(0.7 * P)]),
+    (twice, [0.5, 0.3, 0.2]),
+    (gumbel, P),
+    (computed, [0.25] * 4),
+]
+
+
+@pytest.mark.parametrize(("program", "expected"), LAWS)
+def test_the_law_of_a_program(program, expected):
+    found = law(lambda draws: program(), points=256)
+    assert found.enumerated == (program not in [gumbel, computed])
+    allowed = 1e-12 if found.enumerated else 0.01
+    probs = [prob for _, prob in sorted(found.probs.items())]
+    assert probs == pytest.approx([*map(float, expected)], abs=allowed)
+
+
+REFUSED = {
+    "by PyTorch in a way": lambda: torch.randn(1) > 0,
+    "by PyTorch": lambda: [torch.manual_seed(0).initial_seed(), torch.rand(1) > 0.5],
+    "rand with generator=": lambda: torch.rand(1, generator=torch.Generator()) > 0.5,
+    "randn with generator=": lambda: torch.randn(1, generator=torch.Generator()) > 0,
+    "by numpy.random.default_rng": lambda: [default_rng(0).random() < 0.5],
+    "by numpy.random.PCG64": lambda: [np.random.Generator(np.random.PCG64(0)).random() < 0.5],
+    "by numpy.random.rand": lambda: [np.random.rand() < 0.5],
+    "by random.choice": lambda: [random.choice([1, 2])],
+    "by random.Random": lambda: [random.Random(0).random() < 0.5],
+    "by Python's random": lambda: [KEPT["python"]() < 0.5],
+    "by os.urandom": lambda: [secrets.randbelow(3)],
+    "two Draws with the seed 1": lambda: [Draws(1).flip(0.5), Draws(1).flip(0.5)],
+    "two runs": lambda: [KEPT["numpy"].random() < 0.5],
+    "keeps something": lambda: [KEPT["runs"].append(1) or len(KEPT["runs"]) % 2],
+    "two runs of the program": lambda: [torch.rand(1) < time.perf_counter() % 1],
+    "mul_ changes": lambda: torch.rand(2)[0].mul_(2) < 0.5,
+    "more than 20 outcomes": lambda: torch.rand(5) < 0.5,
+    "more than 256 uniform numbers": lambda: torch.rand(300) < 0.5,
+    "nothing can be drawn": lambda: torch.multinomial(0 * P, 1),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_not_seen_is_refused(message):
+    """And everything is as it was before."""
+    raises_line(law, ValueError, message, lambda draws: REFUSED[message](), limit=20)
+    assert 0 <= np.random.rand() < 1 and type(os.urandom(1)) is bytes
+    assert bound_random is random.random and type(torch.rand(1)) is torch.Tensor
+
+
+def test_where_two_laws_differ():
+    laws = [Law({(0,): 0.5, (1,): 0.5}, True), Law({(0,): 0.4, (1,): 0.3, (2,): 0.3}, True)]
+    assert laws[0].distance(laws[1]) == pytest.approx(0.3)
+    assert laws[0].worst(laws[1], 2) == [((2,), 0.0, 0.3), ((1,), 0.5, 0.3)]
+
+
+def test_a_table_has_the_call_of_a_model():
+    """Its cache may be cut."""
+    text = torch.tensor([[1, 2, 0, 1], [0, 0, 2, 2]])
+    whole = TARGET(text, use_cache=False)
+    past = [[each[:, :, :2] for each in layer] for layer in TARGET(text[:, :3]).past_key_values]
+    assert torch.equal(TARGET(text[:, 2:], past_key_values=past).logits, whole.logits[:, 2:])
+    assert torch.equal(whole.logits[1, 3], TARGET.logits_after([0, 0, 2, 2])[0])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_right_rules_are_exact_and_every_mistake_shows(name):
+    chain, tree = (measure(RULES[name], widths, points=128) for widths in SHAPES.values())
+    worst = max(chain.distance, tree.distance)
+    if name.startswith("right"):
+        assert worst < (1e-12 if chain.enumerated else 0.03)
+    else:
+        assert worst > (0.02 if chain.enumerated else 0.04)
+    assert chain.enumerated == ("noise" not in name) and tree.accepted > 0
+
+
+@pytest.mark.parametrize("widths", [(1, 1, 1), (3,), (1, 2), GrowingShape(2, 2, 3)])
+def test_shapes_and_temperatures(widths):
+    """At 0 nothing is drawn. Without its mistake, a rule is right."""
+    found = measure("rejection", widths)
+    assert found.distance < 1e-12 and found.accepted > 0 and found.enumerated
+    assert measure("rejection", widths, temperature=0.0).distance == 0
+    if widths == (1, 2):
+        assert measure(partial(Mistaken, "none"), widths) == pytest.approx(found)
+
+
+class Own(Rejection):
+    """A rule that takes its numbers elsewhere; after two nodes, it may forget p."""
+
+    def __init__(self, distribution, draws, flip, forgets=False):
+        super().__init__(distribution, draws)
+        draws.flip = flip
+        self.forgets = forgets
+
+    def verify(self, tree, logits):
+        accepted, bonus = super().verify(tree, logits)
+        return (accepted, 0) if self.forgets and len(accepted) == 2 else (accepted, bonus)
+
+
+def test_rules_of_ones_own():
+    """They are checked as ``generate`` does, and a mistake in the last token shows."""
+    target = TableModel(seed=1, vocab_size=4)
+    models = dict(target=target, draft=TableModel(2, 4, mixed_with=target))
+    flips = lambda chance: random.random() < chance, lambda chance: torch.rand(()) < chance
+    for flip in flips:
+        assert measure(partial(Own, flip=flip), (1, 1), **models).distance < 1e-12
+        assert measure(partial(Own, flip=flip, forgets=True), (1, 1)).distance > 0.01
+    by_numpy = partial(Own, flip=lambda chance: KEPT["numpy"].random() < chance)
+    raises_line(measure, ValueError, "two runs of the program", by_numpy, (1, 1))
+    raises_line(measure, ValueError, "a rule has exact", lambda *parts: object(), (1, 1))
+    raises_line(measure, ValueError, "tree: expected", "rejection", (0,))
+
+
+def test_the_function_of_transformers_as_the_readme_measures_it(capsys):
+    readme = (ROOT / "s2d/proof/README.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL):
+        exec(compile(block, "README.md", "exec"), {})
+    *right, lossy = map(float, capsys.readouterr().out.splitlines()[0].split())
+    assert len(right) == 3 and max(right) < 1e-12 and lossy > 0.1
+
+
+def test_a_whole_generate_of_transformers():
+    sizes = dict(vocab_size=3, hidden_size=8, intermediate_size=8, num_hidden_layers=1)
+    sizes |= dict(num_attention_heads=2, num_key_value_heads=1, eos_token_id=None)
+    torch.manual_seed(0)
+    target, draft = (LlamaForCausalLM(LlamaConfig(**sizes)).double().eval() for _ in range(2))
+    for parameter in [*target.parameters(), *draft.parameters()]:
+        torch.nn.init.normal_(parameter)
+    drafting = dict(num_assistant_tokens=1, num_assistant_tokens_schedule="constant")
+    draft.generation_config.update(assistant_confidence_threshold=0.0, **drafting)
+    options = dict(assistant_model=draft, do_sample=True, temperature=0.7, top_k=0)
+
+    def whole(draws):
+        return target.generate(torch.tensor([[1, 2]]), max_new_tokens=2, **options)[0, 2:]
+
+    @torch.no_grad()
+    def own(text):
+        return warp(target(torch.tensor([[1, 2, *text]])).logits[0, -1], temperature=0.7)
+
+    found = law(whole)
+    assert found.enumerated and found.distance(text_law(own, 2)) < 1e-6
+
+
+def test_the_program():
+    """It begins with the rules that are right; who reads may stop after a line."""
+    command = f"{sys.executable} -m s2d.proof | head -5"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    cells = [cell.partition(" / ")[0] for cell in lines[-1].split(" | ")[1:]]
+    assert len(lines) == 5 and cells == ["0", "0"] and "Error" not in done.stderr
