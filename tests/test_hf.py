@@ -38,7 +38,7 @@ def test_models_that_are_read_rightly(folder, capsys):
     lines = out.splitlines()[1:]
     assert [line.split()[0] for line in lines] == ["logits", "ar", "s2d-tree:exits=0"]
     assert all(line.endswith(": ok") for line in lines)
-    assert "the tokenizer is not compared: transformers reads it here" in err
+    assert "the tokenizer is not compared" in err
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*range(300)]}))
     assert check(folder) == 0
 

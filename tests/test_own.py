@@ -155,7 +155,8 @@ def test_a_head_on_the_targets_hidden_states(target, monkeypatch):
         hidden = target.run_layers(target.embed(tokens))[0, len(prompt) - 1 :]
         rows.append(features(target, hidden[:-1], text))
         following.append(hidden[1:])
-    head = torch.linalg.lstsq(torch.cat(rows), torch.cat(following)).solution
+    rows, following = torch.cat(rows), torch.cat(following)
+    head = torch.linalg.lstsq(rows, following, driver="gelsd").solution
     made = []
 
     def make(*models):

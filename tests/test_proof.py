@@ -114,10 +114,10 @@ def test_a_table_has_the_call_of_a_model():
 
 @pytest.mark.parametrize("name", RULES)
 def test_right_rules_are_exact_and_every_mistake_shows(name):
-    chain, tree = (measure(RULES[name], widths, points=128) for widths in SHAPES.values())
+    chain, tree = (measure(RULES[name], widths, points=512) for widths in SHAPES.values())
     worst = max(chain.distance, tree.distance)
     if name.startswith("right"):
-        assert worst < (1e-12 if chain.enumerated else 0.03)
+        assert worst < (1e-12 if chain.enumerated else 0.02)
     else:
         assert worst > (0.02 if chain.enumerated else 0.04)
     assert chain.enumerated == ("noise" not in name) and tree.accepted > 0

@@ -77,7 +77,7 @@ class RootsDecoder(Decoder):
         """As a Decoder's. The next pass reads the last token once more, to have its logits."""
         super().roll_back(step)
         self.cache.keep(self.cache.length - 1, [])
-        if self.count > 1:
+        if self.count > 1 and not self.ended:
             self.roots += self.other_roots(step.logits[[0, *step.accepted][-1]])
 
     def other_roots(self, logits: Tensor) -> list[int]:
