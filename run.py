@@ -62,7 +62,9 @@ def parse(arguments: list[str] | None = None) -> Namespace:
     add("--max-new-tokens", type=int, metavar="N", help="per answer (128)")
     words = "an answer ends before this text; several times"
     add("--stop-at", dest="stop_strings", metavar="TEXT", help=words, **several)
-    add("--compare", action="store_true", help="time the target alone as well")
+    add(
+        "--compare", action="store_true", help="time the target alone, too (always for the example)"
+    )
     add("--json", action="store_true", help="a JSON object per answer")
     words = "the answer, step by step, as a page"
     add("--trace", type=file_name, metavar="FILE.html", help=words)

@@ -55,7 +55,7 @@ class CheckedExit:
             raise ValueError(f"an exit's max_positions is a number, not {short(size)}")
 
     def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
-        tree = tree._replace(context=list(tree.context))  # a copy to work with
+        tree = tree._replace(context=list(tree.context))  # it may go on from the text: text += ...
         prediction = self.exit.predict(tree, list(nodes))
         if not isinstance(prediction, Prediction):
             raise ValueError(f"an exit returns a Prediction, not {short(prediction)}")

@@ -63,7 +63,7 @@ class Decoder:
 
     @cached_property
     def steps(self) -> Iterator[Step]:
-        """One generator for all iterations: a step that was interrupted ends it."""
+        """The same generator for each loop: a second one goes on, and after an error it is over."""
         return self.decode()
 
     @torch.inference_mode()
@@ -91,7 +91,7 @@ class Decoder:
         self.read_long_prompt()
         n = len(self.context)
         # One position is for the bonus token. To draft level d, the draft reads n + d - 1 tokens.
-        shape = self.drafter.options.shape
+        shape = self.drafter.shape
         depth = min(shape.depth, self.limit - n - 1, self.drafter.max_positions - n + 1)
         return self.drafter.grow(Tree.root(self.context), depth, self.rule)
 

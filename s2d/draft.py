@@ -81,15 +81,15 @@ class LayerExit:
     def read(self, tree: Tree, nodes: Sequence[int]) -> None:
         """Run the segment on all that it has not read, up to ``nodes``; the previous one before."""
         context = tree.context
-        if self.cache.length == len(context) - 1 + len(tree.expanded) + len(nodes):
+        expanded = [*tree.expanded, *nodes]  # in the order of their entries: the root is the first
+        tokens = [*context, *(tree.tokens[node] for node in expanded[1:])]
+        if self.cache.length == len(tokens):
             return  # a later exit asks for what this one has just read
         if self.previous is not None:
             self.previous.read(tree, nodes)
         while len(context) - self.cache.length > MAX_UNREAD:  # a mask has a row for each of them
             part = context[: self.cache.length + MAX_UNREAD]
             self.run(part, len(part), ROOT_ALONE)
-        expanded = [*tree.expanded, *nodes]  # in the order of their entries: the root is the first
-        tokens = [*context, *(tree.tokens[node] for node in expanded[1:])]
         self.run(tokens, len(context), tree.ancestors[np.ix_(expanded, expanded)])
 
     def run(self, tokens: Sequence[int], context_length: int, ancestors: np.ndarray) -> None:
@@ -129,31 +129,32 @@ class SortedDraft:
 
     def __init__(self, exits: list[Exit], options: Options, eos_token_ids: Sequence[int]) -> None:
         self.exits = exits
+        self.shape = options.shape
         self.options = options
         self.eos_token_ids = eos_token_ids
         self.max_positions = min((each.max_positions for each in exits), default=math.inf)
 
     def grow(self, tree: Tree, depth: int, rule: Rule) -> Tree:
         """Add levels to ``tree`` down to ``depth``; returns what the shape sends of it."""
-        shape = self.options.shape
         while tree.depth < depth:
             leaves = tree.leaves(least=self.options.stop)
             leaves = [leaf for leaf in leaves if tree.tokens[leaf] not in self.eos_token_ids]
-            nodes = shape.frontier(tree, leaves)
+            nodes = self.shape.frontier(tree, leaves)
             if not nodes:
                 break
             exit_, prediction = self.choose_exit(tree, nodes)
             if prediction.confidence == 0:
                 break  # it knows nothing
-            widths = [shape.width(tree, node) for node in nodes]
+            widths = [self.shape.width(tree, node) for node in nodes]
             proposal = rule.propose(tree, nodes, prediction, widths)
             tree = tree.add_level(nodes, proposal, exit_.exit_layer)
-        return tree.prune(shape.sent(tree))
+        return tree.prune(self.shape.sent(tree))
 
     def choose_exit(self, tree: Tree, nodes: Sequence[int]) -> tuple[Exit, Prediction]:
         """The first exit that is confident enough, or the last one.
 
-        An exit is chosen before its tokens are drawn (see ``rules.Rejection``).
+        An exit is chosen before its tokens are drawn (see ``rules.Rejection``). Exits may be
+        skipped, but all that are asked are asked about the same ``nodes``.
         """
         for exit_, threshold in zip(self.exits[:-1], self.options.thresholds):
             prediction = exit_.predict(tree, nodes)

@@ -33,7 +33,7 @@ def generate(target: Llama, tokens: Ids, draft: Llama | None = None, **options: 
         options: see ``options.Options``, and what ``options.fill_in`` makes of them.
 
     Ends at EOS, at what ``stop_at`` finds, after ``max_new_tokens``, or when the target's context
-    is full. Raises ValueError for anything that cannot be run.
+    is full. Raises ValueError for what cannot be run.
     """
     return start(target, tokens, draft, **options).run()
 

@@ -47,7 +47,7 @@ def positions_and_mask(
     Args:
         read: how many entries the model's cache holds. It holds the context first, then nodes.
         context_length: the number of tokens in the context. The last of them is node 0.
-        ancestors: the ancestor matrix (N+1, N+1) of node 0 and of N nodes that are read after it.
+        ancestors: the ancestor matrix (N+1, N+1) of node 0 and of N nodes after it, read or not.
         device, dtype: of the model.
 
     Returns the positions (T,) and the mask (T, read+T) of the T = context_length + N - read entries
@@ -68,14 +68,11 @@ def positions_and_mask(
     is_chain = ancestors[-1].all()  # the last node of a chain attends to all the others
     if is_chain and (read == 0 or T == 1):
         return to_device(np.arange(read, read + T, dtype=np.float32), device), None
-    # The part of the context that is not read yet is a chain above the root.
-    lag = max(0, root - read)
-    tail = np.tri(lag + len(ancestors), dtype=bool)
-    tail[lag:, lag:] = ancestors
-    # Every row attends to the part of the context that was read.
-    visible = np.ones((len(tail), root - lag + len(tail)), dtype=bool)
-    visible[:, root - lag :] = tail
-    visible = visible[-T:]  # nodes that have been read have no row
+    lag = max(0, root - read)  # so many tokens of the context before the root are read now
+    visible = np.tri(
+        T, read + T, k=read, dtype=bool
+    )  # row i is entry read + i, and sees all before
+    visible[lag:, root:] = ancestors[lag - T :]  # but of the nodes, a node sees only its ancestors
     positions = visible.sum(axis=1, dtype=np.float32) - 1  # at position i, i + 1 are visible
     mask = torch.zeros(visible.shape, dtype=dtype, device=device)
     mask.masked_fill_(to_device(~visible, device), -torch.inf)

@@ -77,7 +77,8 @@ class Options:
     top_k: int = 0  # the number of tokens that may be sampled; 0 keeps all
     seed: int = 0  # of all random numbers
     # "noise", "rejection" or a function (distribution, draws) -> ``rules.Rule``, such as a class.
-    # At temperature 0 nothing is drawn, and both names are one rule.
+    # At temperature 0 nothing is drawn, and both names are one rule, ``Greedy``. A rule of your own
+    # is then given a distribution of one token: to draft well there, let it extend ``Greedy``.
     rule: str | RuleMaker = "noise"
     init: str = "draft"  # what proposes the first level: it, or the "target" (mcsd/roots.py)
     decision: Any = None  # a model that estimates where drafting pays (mcsd/decision.py)
@@ -125,9 +126,10 @@ def fill_in(
 
     Args:
         method: one of METHODS. Exits and shapes that are given take the place of the method's.
-        exits, stop, others: see ``Options``.
+        exits, others: see ``Options``; the others are its fields from ``max_new_tokens`` on.
         thresholds: one for each exit but the last, which always answers. One for it is not read.
         draft_length: the most tokens of a chain, which is drafted in the place of a tree.
+        stop: see ``Options``; by default that of the draft for chains, and 0 for trees.
         tree: the children of each node, by level, such as (4, 2, 2, 1); or a ``Shape``.
     """
     others = {name: within(name, value) for name, value in others.items()}
@@ -172,8 +174,9 @@ def fill_in(
 
 def within(name: str, value: Any) -> Any:
     """What was given: a number in its range; for the other parts an object, and not its class."""
-    if name in ("decision", "datastore", "stop_at") and isinstance(value, type):
-        raise ValueError(f"{name} is an object, and not its class {value.__name__}")
+    member = {"decision": "estimate", "datastore": "followers", "stop_at": "begin"}.get(name)
+    if member and value is not None and (isinstance(value, type) or not hasattr(value, member)):
+        raise ValueError(f"{name} is an object with {member}, not {short(value)}")
     if name not in RANGES:
         return value
     kind, low, high = RANGES[name]
@@ -202,7 +205,7 @@ def refuse(options: Options, layers: int) -> None:
         if not isinstance(each, int) and not callable(each):
             words = "numbers of layers or functions (target, draft) -> Exit"
             raise ValueError(f"exits are {words}, not {short(each)}")
-    if options.method != "ar" and not options.exits or numbers != sorted(set(numbers)):
+    if (options.method != "ar" and not options.exits) or numbers != sorted(set(numbers)):
         raise ValueError(f"exits: expected increasing numbers of layers, not {numbers}")
     if numbers and not 0 <= numbers[0] <= numbers[-1] <= layers:
         draft = f"the draft has {layers} layers" if layers else "there is no draft model"

@@ -42,7 +42,7 @@ class Prediction(NamedTuple):
 class Rule(Protocol):
     """What a draft proposes, and what of it is accepted."""
 
-    exact: bool  # whether drafting changes neither the text nor its law
+    exact: bool  # whether the text, or its distribution, is the same as without a draft
 
     def propose(
         self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
@@ -196,9 +196,9 @@ def without(q: Tensor, token: int) -> Tensor:
 class SharedNoise:
     """The target takes the token with the largest log p + g. The draft trusts half of g.
 
-    q is only near p. More tokens with the largest log q + g / 2 are accepted than of those with the
-    largest log q or log q + g: that was measured (end of bench/README.md). Their softmax estimates
-    how probable it is that the target, which sees all of g, takes a token.
+    q is only near p. By log q + g / 2 more tokens are accepted than by log q or by log q + g: that
+    was measured (end of bench/README.md). Its softmax estimates how probable it is that the target,
+    which sees all of g, takes a token.
     """
 
     exact = True

@@ -46,7 +46,7 @@ class Counted(NamedTuple):
     emitted: int  # tokens, the bonus token included
     levels: int  # that were drafted, also those of which no node was sent
     sent: list[tuple[int, int]]  # depth and exit of each drafted node
-    accepted: list[int]  # the exits that drafted the accepted nodes, from depth 1 down
+    accepted_by: list[int]  # the exits that drafted the accepted nodes, from depth 1 down
     seconds: float
 
 
@@ -88,7 +88,7 @@ class Stats:
     @property
     def accepted_tokens(self) -> int:
         """Drafted tokens that were emitted, so without bonus tokens."""
-        return sum(len(step.accepted) for step in self.counted)
+        return sum(len(step.accepted_by) for step in self.counted)
 
     @property
     def exit_counts(self) -> Counter[int]:
@@ -121,9 +121,13 @@ class Stats:
         # {depth: how many trees had a node there}
         trees_to = Counter(depth for step in levels for depth in step)
         depths = range(1, len(trees_to) + 1)
-        accepted = [sum(len(step.accepted) >= depth for step in self.counted) for depth in depths]
+        accepted = [
+            sum(len(step.accepted_by) >= depth for step in self.counted) for depth in depths
+        ]
         drafted_by = Counter(exit_layer for step in levels for exit_layer in step.values())
-        accepted_of = Counter(exit_layer for step in self.counted for exit_layer in step.accepted)
+        accepted_of = Counter(
+            exit_layer for step in self.counted for exit_layer in step.accepted_by
+        )
         per_exit = {}
         for place, exit_layer in enumerate(self.exits):
             per_exit[exit_layer] = {

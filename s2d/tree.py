@@ -38,8 +38,8 @@ class Proposal(NamedTuple):
     """Children for each of R nodes: the best first, or in the order in which they were drawn."""
 
     tokens: list[list[int]]  # R lists; some are shorter where few tokens are possible
-    # Likewise: estimates of the probability that a child is accepted after its parent. Drafting
-    # stops and trees grow by them. The verification never looks at them.
+    # Likewise: estimates that a child is accepted after its parent; of a drawn one it is q, which is
+    # low. Drafting stops and trees grow by them. The verification never looks at them.
     probs: list[list[float]]
     q: Sequence[Tensor] = ()  # R times (V,): what the children were drawn from, if they were drawn
 
@@ -132,7 +132,7 @@ class Shape(Protocol):
     """How a tree grows: ``FixedShape``, ``GrowingShape``, or an object of your own."""
 
     depth: int  # the number of levels below the root
-    prunes: bool  # whether ``sent`` may leave nodes out (then ``rules.Rejection`` chooses)
+    prunes: bool  # whether ``sent`` may leave nodes out: then no rule may draw them
 
     def frontier(self, tree: Tree, leaves: list[int]) -> list[int]:
         """Which of the ``leaves``, nodes of the last level, get children: in ascending order."""

@@ -28,7 +28,8 @@ from full_size import ROOT, make_model
 from s2d import generate
 from s2d.checkpoint import check_device
 from s2d.checkpoint.files import refuse_existing
-from s2d.cli.program import Parser, run_program
+from s2d.cli.ending import run_program
+from s2d.cli.program import Parser
 from s2d.generation import start
 from s2d.model import Llama
 

@@ -58,7 +58,7 @@ from s2d.cli.ending import run_program
 
 def work():
     "Works."
-    print("日" * 9999)
+    print("日" * 99999)
 
 def need():
     import nowhere

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .ending import run_program as run_program
-
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, without the usage before it."""

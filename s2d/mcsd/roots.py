@@ -47,7 +47,7 @@ class RootsDecoder(Decoder):
         self.roots: list[int] = []  # of the next tree; the first one is the target's choice
         self.count = 1
         if options.rule == "rejection":
-            self.count = drafter.options.shape.width(Tree.root(context), 0)
+            self.count = drafter.shape.width(Tree.root(context), 0)
             rule = LongestPath(rule, self.count)
         self.draws = draws
         super().__init__(target, drafter, rule, context, options)
@@ -62,7 +62,7 @@ class RootsDecoder(Decoder):
         estimates = [1.0] * len(self.roots)
         tree = tree.add_level([0], Proposal([self.roots], [estimates]), exit_layer=TARGET)
         # No bonus token needs a position, and the first level costs the draft nothing.
-        shape = self.drafter.options.shape
+        shape = self.drafter.shape
         depth = min(shape.depth, self.limit - n, self.drafter.max_positions - n + 1)
         tree = self.drafter.grow(tree, depth, self.rule)
         if tree.tokens[1:2] != (self.roots[0],):
