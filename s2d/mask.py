@@ -69,9 +69,7 @@ def positions_and_mask(
     if is_chain and (read == 0 or T == 1):
         return to_device(np.arange(read, read + T, dtype=np.float32), device), None
     lag = max(0, root - read)  # so many tokens of the context before the root are read now
-    visible = np.tri(
-        T, read + T, k=read, dtype=bool
-    )  # row i is entry read + i, and sees all before
+    visible = np.tri(T, read + T, k=read, dtype=bool)  # row i, entry read + i, sees all before
     visible[lag:, root:] = ancestors[lag - T :]  # but of the nodes, a node sees only its ancestors
     positions = visible.sum(axis=1, dtype=np.float32) - 1  # at position i, i + 1 are visible
     mask = torch.zeros(visible.shape, dtype=dtype, device=device)

@@ -174,7 +174,7 @@ def fill_in(
 
 def within(name: str, value: Any) -> Any:
     """What was given: a number in its range; for the other parts an object, and not its class."""
-    member = {"decision": "estimate", "datastore": "followers", "stop_at": "begin"}.get(name)
+    member = {"decision": "estimate", "stop_at": "begin"}.get(name)
     if member and value is not None and (isinstance(value, type) or not hasattr(value, member)):
         raise ValueError(f"{name} is an object with {member}, not {short(value)}")
     if name not in RANGES:

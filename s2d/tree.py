@@ -38,8 +38,8 @@ class Proposal(NamedTuple):
     """Children for each of R nodes: the best first, or in the order in which they were drawn."""
 
     tokens: list[list[int]]  # R lists; some are shorter where few tokens are possible
-    # Likewise: estimates that a child is accepted after its parent; of a drawn one it is q, which is
-    # low. Drafting stops and trees grow by them. The verification never looks at them.
+    # Likewise: estimates that a child is accepted after its parent. Of a drawn child this is q,
+    # which is low. Drafting stops and trees grow by them. The verification never looks at them.
     probs: list[list[float]]
     q: Sequence[Tensor] = ()  # R times (V,): what the children were drawn from, if they were drawn
 
