@@ -142,7 +142,7 @@ class Decoder:
         return Step(tree, logits, hidden, accepted, tokens)
 
     def new_tokens(self, tree: Tree, accepted: list[int], bonus: int) -> list[int]:
-        """What a step emits. A subclass may emit other tokens (mcsd/roots.py)."""
+        """What a step emits; a subclass may emit other tokens."""
         return [*(tree.tokens[node] for node in accepted), bonus]
 
     def roll_back(self, step: Step) -> None:
