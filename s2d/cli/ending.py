@@ -29,7 +29,7 @@ def run_program(name: str, function: Callable[..., int | None], *arguments: obje
         drop_output()
         return 141
     except (ValueError, OSError, ModuleNotFoundError, MemoryError, RuntimeError) as error:
-        words = describe(error)
+        words = in_one_line(error)
         drop_output()
         tell(f"{name}: {words}")
         return 2
@@ -79,7 +79,7 @@ def drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def describe(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """What a user should know about an error; a fault of the program itself is raised again."""
     import re
 
