@@ -10,64 +10,63 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .draft import Exit
-from .options import MAX_GROWN, MAX_NODES, short
+from .options import MAX_GROWN, MAX_NODES, expect, short
 from .rules import Prediction, Rule
 from .stats import Step
 from .tree import Proposal, Shape, Tree
 
-FLOATS = torch.float64, torch.float32, torch.float16, torch.bfloat16
 
-
-def has(value: Any, kind: str, *names: str) -> Any:
-    """``value``, if it has these members."""
+def expect_members(part: Any, kind: str, *names: str) -> None:
     for name in names:
-        if not hasattr(value, name):
-            raise ValueError(f"{kind} has {name}, unlike {short(value)}")
+        if not hasattr(part, name):
+            raise ValueError(f"{kind} has {name}, unlike {short(part)}")
+
+
+def whole(value: Any, what: str, low: int, high: float) -> int:
+    """The ``value``, if it is a plain int from ``low`` to ``high``."""
+    is_right = type(value) is int and low <= value <= high
+    expect(is_right, f"{what}: expected a whole number from {low} to {high}", value)
     return value
 
 
-def whole(number: Any, what: str, low: int, high: float) -> int:
-    """The ``number``, if it is a plain int from ``low`` to ``high``."""
-    if type(number) is not int or not low <= number <= high:
-        expected = f"expected a whole number from {low} to {high}"
-        raise ValueError(f"{what}: {expected}, not {short(number)}")
-    return number
+def are_ints(values: Any) -> bool:
+    """Whether ``values`` are a list of plain ints: True and 1.0 would pass for node 1."""
+    return type(values) in (list, tuple) and all(type(value) is int for value in values)
 
 
-def are_nodes(nodes: Any) -> bool:
-    """Whether ``nodes`` are a list of plain ints: True and 1.0 would pass for node 1."""
-    return type(nodes) in (list, tuple) and all(type(node) is int for node in nodes)
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a plain number from 0."""
+    return isinstance(value, int | float) and value >= 0
 
 
 class CheckedExit:
     """An exit that has a number, and predicts a row of logits for each node."""
 
     def __init__(self, exit_: Exit, vocab_size: int) -> None:
-        self.exit = has(exit_, "an exit", "exit_layer", "max_positions", "predict", "keep")
+        expect_members(exit_, "an exit", "exit_layer", "max_positions", "predict", "keep")
+        self.exit = exit_
         self.vocab_size = vocab_size
         self.exit_layer = whole(exit_.exit_layer, "an exit's number", 0, inf)
-        self.max_positions = size = exit_.max_positions
-        if not isinstance(size, int | float):
-            raise ValueError(f"an exit's max_positions is a number, not {short(size)}")
+        self.max_positions = exit_.max_positions
+        words = "an exit's max_positions is a number"
+        expect(is_number(self.max_positions), words, self.max_positions)
 
     def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
         tree = tree._replace(context=list(tree.context))  # it may go on from the text: text += ...
-        prediction = self.exit.predict(tree, list(nodes))
-        if not isinstance(prediction, Prediction):
-            raise ValueError(f"an exit returns a Prediction, not {short(prediction)}")
-        logits, confidence, _ = prediction
+        said = self.exit.predict(tree, list(nodes))
+        expect(isinstance(said, Prediction), "an exit returns a Prediction", said)
+        logits = said.logits
         shape = len(nodes), self.vocab_size
-        is_right = isinstance(logits, Tensor) and logits.dtype in FLOATS
-        if not is_right or logits.shape != shape:
-            found = f"{tuple(logits.shape)} in {logits.dtype}" if is_right else short(logits)
-            raise ValueError(f"an exit predicts floats of shape {shape}, not {found}")
-        if not isinstance(confidence, int | float) or not confidence >= 0:
-            raise ValueError(f"an exit's confidence is a number from 0, not {short(confidence)}")
-        return prediction
+        is_right = isinstance(logits, Tensor) and logits.is_floating_point()
+        found = (tuple(logits.shape), logits.dtype) if is_right else logits
+        is_right = is_right and logits.shape == shape
+        expect(is_right, f"an exit predicts floats of shape {shape}", found)
+        words = "an exit's confidence is a number from 0"
+        expect(is_number(said.confidence), words, said.confidence)
+        return said
 
     def keep(self, step: Step) -> None:
         logits, hidden = step.logits.clone(), step.hidden.clone()
@@ -83,7 +82,8 @@ class CheckedRule:
     """A rule that proposes tokens of the vocabulary, and accepts a path from the root down."""
 
     def __init__(self, rule: Rule, prunes: bool) -> None:
-        self.rule = has(rule, "a rule", "exact", "propose", "verify")
+        expect_members(rule, "a rule", "exact", "propose", "verify")
+        self.rule = rule
         self.exact = rule.exact
         self.prunes = prunes
 
@@ -94,58 +94,51 @@ class CheckedRule:
         hidden = None if prediction.hidden is None else prediction.hidden.clone()
         prediction = prediction._replace(logits=prediction.logits.clone(), hidden=hidden)
         proposal = self.rule.propose(tree, list(nodes), prediction, list(widths))
-        if not isinstance(proposal, Proposal):
-            raise ValueError(f"a rule proposes a Proposal, not {short(proposal)}")
+        expect(isinstance(proposal, Proposal), "a rule proposes a Proposal", proposal)
         tokens, probs, q = proposal
-        of_lists = are_lists(tokens, len(nodes)) and are_lists(probs, len(nodes))
-        if not of_lists or [*map(len, tokens)] != [*map(len, probs)]:
-            words = f"lists of tokens and estimates for {len(nodes)} nodes, as many of each"
-            raise ValueError(f"a rule proposes {words}, not {short(proposal)}")
-        for row, width in zip(tokens, widths):
-            are_tokens = all(type(token) is int and 0 <= token < size for token in row)
-            if not are_tokens or len(row) > width or len(set(row)) < len(row):
-                expected = f"up to {width} different tokens of {size}"
-                raise ValueError(f"a rule proposes {expected}, not {short(row)}")
-        for estimate in sum(probs, []):
-            if not isinstance(estimate, int | float) or not estimate >= 0:
-                raise ValueError(f"a rule's estimates are numbers from 0, not {short(estimate)}")
-        are_rows = isinstance(q, list | tuple) and len(q) in (0, len(nodes))
-        if not are_rows or not all(isinstance(row, Tensor) and row.shape == (size,) for row in q):
-            raise ValueError(f"a rule's q are {len(nodes)} tensors of {size}, not {short(q)}")
+        of_lists = isinstance(tokens, list) and isinstance(probs, list)
+        of_lists = of_lists and len(tokens) == len(probs) == len(nodes)
+        of_lists = of_lists and all(type(row) is list for row in tokens + probs)
+        words = f"a rule proposes lists of tokens and estimates for {len(nodes)} nodes"
+        expect(of_lists, words, proposal)
+        for row, estimates, width in zip(tokens, probs, widths):
+            is_right = are_ints(row) and all(0 <= token < size for token in row)
+            is_right = is_right and len(set(row)) == len(row) <= width
+            expect(is_right, f"a rule proposes up to {width} different tokens of {size}", row)
+            is_right = len(estimates) == len(row) and all(map(is_number, estimates))
+            words = f"a rule's estimates are {len(row)} numbers from 0"
+            expect(is_right, words, estimates)
+        is_right = isinstance(q, list | tuple) and len(q) in (0, len(nodes))
+        is_right = is_right and all(isinstance(row, Tensor) and row.shape == (size,) for row in q)
+        expect(is_right, f"a rule's q are {len(nodes)} tensors of {size}", q)
         if q and self.prunes:
             raise ValueError("a rule that draws does not go with a shape that leaves nodes out")
         return proposal
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
         found = self.rule.verify(tree, logits.clone())
-        if type(found) is not tuple or len(found) != 2 or not are_nodes(found[0]):
-            raise ValueError(f"a rule verifies to (accepted nodes, bonus), not {short(found)}")
+        is_right = type(found) is tuple and len(found) == 2 and are_ints(found[0])
+        expect(is_right, "a rule verifies to (accepted nodes, bonus)", found)
         accepted, bonus = found
-        parent = 0
-        for node in accepted:
-            if node not in range(1, len(tree.tokens)) or tree.parents[node] != parent:
-                raise ValueError(f"a rule accepts a path from the root down, not {short(accepted)}")
-            parent = node
+        for parent, node in zip([0, *accepted], accepted):
+            is_child = 0 < node < len(tree.tokens) and tree.parents[node] == parent
+            expect(is_child, "a rule accepts a path from the root down", accepted)
         return list(accepted), whole(bonus, "a bonus token", 0, logits.shape[1] - 1)
-
-
-def are_lists(rows: Any, count: int) -> bool:
-    """Whether ``rows`` are so many lists."""
-    return isinstance(rows, list) and len(rows) == count and all(type(row) is list for row in rows)
 
 
 class CheckedShape:
     """A shape whose trees are not too large, and which sends the root, and others with parents."""
 
     def __init__(self, shape: Shape) -> None:
-        self.shape = has(shape, "a shape", "depth", "prunes", "frontier", "width", "sent")
+        expect_members(shape, "a shape", "depth", "prunes", "frontier", "width", "sent")
+        self.shape = shape
         self.depth = whole(shape.depth, "the depth of a tree", 1, MAX_NODES)
         self.prunes = bool(shape.prunes)
 
     def frontier(self, tree: Tree, leaves: list[int]) -> list[int]:
         nodes = self.shape.frontier(tree, list(leaves))
-        if not are_nodes(nodes) or [leaf for leaf in leaves if leaf in nodes] != list(nodes):
-            raise ValueError(f"a frontier is some of {short(leaves)} in order, not {short(nodes)}")
+        is_right = are_ints(nodes) and [leaf for leaf in leaves if leaf in nodes] == list(nodes)
+        expect(is_right, f"a frontier is some of {leaves} in order", nodes)
         grown = len(tree.tokens) + sum(self.width(tree, node) for node in nodes)
         whole(grown, "the nodes of a tree before it is cut", 1, MAX_GROWN)
         return list(nodes)
@@ -155,11 +148,11 @@ class CheckedShape:
 
     def sent(self, tree: Tree) -> list[int]:
         nodes = self.shape.sent(tree)
-        kept = set(nodes) if are_nodes(nodes) else set()
         count = len(tree.tokens)
-        ascending = kept and list(nodes) == sorted(kept) and nodes[0] == 0 and nodes[-1] < count
-        if not ascending or not all(tree.parents[node] in kept for node in nodes[1:]):
-            raise ValueError(f"nodes are sent in order, with their parents: not {short(nodes)}")
+        is_right = are_ints(nodes) and list(nodes) == sorted({0, *nodes}) and nodes[-1] < count
+        kept = set(nodes) if is_right else set()
+        is_right = is_right and all(tree.parents[node] in kept for node in nodes[1:])
+        expect(is_right, "nodes are sent in order, with their parents", nodes)
         if len(nodes) < count and not self.prunes:
             raise ValueError("a shape leaves nodes out, though it says that it does not prune")
         whole(len(nodes) - 1, "the nodes of a tree", 0, MAX_NODES)

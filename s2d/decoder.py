@@ -22,14 +22,10 @@ from .tree import Tree
 
 
 class Decoder:
-    """Iterating over it decodes, a Step at a time.
+    """The decoding of one answer. Iterate over it to decode, a Step at a time.
 
-    Args:
-        target: the model whose text is written.
-        drafter: what drafts.
-        rule: how tokens are proposed and accepted.
-        context: the ids of the prompt.
-        options: the shape of the trees, and when the answer ends.
+    ``target`` writes the text after ``context``, the ids of the prompt; ``drafter`` grows trees,
+    and ``rule`` says what of them is accepted. ``options`` say when the answer ends.
     """
 
     def __init__(
@@ -63,7 +59,7 @@ class Decoder:
 
     @cached_property
     def steps(self) -> Iterator[Step]:
-        """The same generator for each loop: a second one goes on, and after an error it is over."""
+        """One generator for every loop: a second loop goes on, and after an error it is over."""
         return self.decode()
 
     @torch.inference_mode()
@@ -153,7 +149,7 @@ class Decoder:
             each.keep(step)
 
     def end(self) -> None:
-        """Tell the exits that the answer has ended, if they want to know."""
+        """Tell the exits of your own that the answer has ended."""
         for each in self.drafter.exits:
             if hasattr(each, "end"):
                 each.end()
@@ -171,11 +167,5 @@ class Decoder:
 
     def result(self) -> Generation:
         """The answer so far, without the caches and whatever else decoding takes."""
-        return Generation(
-            tokens=self.tokens,
-            ended=self.ended,
-            stats=self.stats,
-            options=self.options,
-            exact=self.rule.exact,
-            prompt_length=self.prompt_length,
-        )
+        said = self.tokens, self.ended, self.stats, self.options
+        return Generation(*said, self.rule.exact, self.prompt_length)

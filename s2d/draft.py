@@ -15,11 +15,10 @@ from .cache import enlarge, move_up
 from .devices import to_device
 from .mask import MAX_UNREAD, ROOT_ALONE, positions_and_mask
 from .model import Llama
-from .options import Options
 from .rules import Prediction, Rule
 from .sampling import warp
 from .stats import Step
-from .tree import Tree
+from .tree import Shape, Tree
 
 
 class Exit(Protocol):
@@ -80,17 +79,17 @@ class LayerExit:
 
     def read(self, tree: Tree, nodes: Sequence[int]) -> None:
         """Run the segment on all that it has not read, up to ``nodes``; the previous one before."""
-        context = tree.context
         expanded = [*tree.expanded, *nodes]  # in the order of their entries: the root is the first
-        tokens = [*context, *(tree.tokens[node] for node in expanded[1:])]
+        tokens = [*tree.context, *(tree.tokens[node] for node in expanded[1:])]
         if self.cache.length == len(tokens):
             return  # a later exit asks for what this one has just read
         if self.previous is not None:
             self.previous.read(tree, nodes)
-        while len(context) - self.cache.length > MAX_UNREAD:  # a mask has a row for each of them
-            part = context[: self.cache.length + MAX_UNREAD]
-            self.run(part, len(part), ROOT_ALONE)
-        self.run(tokens, len(context), tree.ancestors[np.ix_(expanded, expanded)])
+        n = len(tree.context)
+        # The mask has a row for each token of the context that is read in the last pass.
+        for end in range(self.cache.length + MAX_UNREAD, n, MAX_UNREAD):
+            self.run(tokens[:end], end, ROOT_ALONE)
+        self.run(tokens, n, tree.ancestors[np.ix_(expanded, expanded)])
 
     def run(self, tokens: Sequence[int], context_length: int, ancestors: np.ndarray) -> None:
         """Run the segment on those of the ``tokens`` that it has not read.
@@ -117,28 +116,35 @@ class LayerExit:
     def keep(self, step: Step) -> None:
         """Keep what was read of the accepted path. The rest is read later, as context."""
         n = len(step.tree.context)
-        places = step.tree.expanded  # by node, counted from the root's entry
-        entries = [n - 1 + places[node] for node in step.accepted if node in places]
-        entries = [entry for entry in entries if entry < self.cache.length]
+        # The root's entry is n - 1, and the other expanded nodes follow it.
+        places = [place for place, node in enumerate(step.tree.expanded) if node in step.accepted]
+        entries = [n - 1 + place for place in places if n - 1 + place < self.cache.length]
         self.cache.keep(n, entries)
         move_up(self.hidden, n, entries)
 
 
 class SortedDraft:
-    """A draft of sorted ``exits``, the cheapest first; ``eos_token_ids`` are the target's."""
+    """A draft of sorted ``exits``, the cheapest first; for the other arguments see ``Options``."""
 
-    def __init__(self, exits: list[Exit], options: Options, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        exits: list[Exit],
+        thresholds: Sequence[float],
+        shape: Shape,
+        stop: float,
+        eos_token_ids: Sequence[int],
+    ) -> None:
         self.exits = exits
-        self.shape = options.shape
-        self.options = options
+        self.thresholds = thresholds
+        self.shape = shape
+        self.stop = stop
         self.eos_token_ids = eos_token_ids
         self.max_positions = min((each.max_positions for each in exits), default=math.inf)
 
     def grow(self, tree: Tree, depth: int, rule: Rule) -> Tree:
         """Add levels to ``tree`` down to ``depth``; returns what the shape sends of it."""
         while tree.depth < depth:
-            leaves = tree.leaves(least=self.options.stop)
-            leaves = [leaf for leaf in leaves if tree.tokens[leaf] not in self.eos_token_ids]
+            leaves = tree.leaves(self.stop, self.eos_token_ids)
             nodes = self.shape.frontier(tree, leaves)
             if not nodes:
                 break
@@ -153,11 +159,12 @@ class SortedDraft:
     def choose_exit(self, tree: Tree, nodes: Sequence[int]) -> tuple[Exit, Prediction]:
         """The first exit that is confident enough, or the last one.
 
-        An exit is chosen before its tokens are drawn (see ``rules.Rejection``). Exits may be
-        skipped, but all that are asked are asked about the same ``nodes``.
+        An exit is chosen before its tokens are drawn (see ``rules.Rejection``). All exits that are
+        asked are asked about the same ``nodes``.
         """
-        for exit_, threshold in zip(self.exits[:-1], self.options.thresholds):
+        *earlier, last = self.exits
+        for exit_, threshold in zip(earlier, self.thresholds):
             prediction = exit_.predict(tree, nodes)
             if prediction.confidence > threshold:
                 return exit_, prediction  # the layers after this exit are not run
-        return self.exits[-1], self.exits[-1].predict(tree, nodes)
+        return last, last.predict(tree, nodes)

@@ -1,9 +1,8 @@
 """``generate`` and ``start``: from options to a Decoder."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 
@@ -11,7 +10,7 @@ from .checked import CheckedExit, CheckedRule, CheckedShape
 from .decoder import Decoder
 from .draft import Exit, LayerExit, SortedDraft
 from .model import Llama
-from .options import Options, decide, short
+from .options import Options, decide, expect, short
 from .rules import Greedy, Rejection, Rule, SharedNoise
 from .sampling import Draws
 from .stats import Generation
@@ -48,17 +47,16 @@ def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, options: Optio
 
     What is not ours is wrapped here (checked.py), so that the loop need not check it.
     """
-    if not isinstance(target, Llama) or not isinstance(draft, Llama | None):
-        raise ValueError("target and draft are models, as load_model gives them")
     context = as_ids(tokens, target.config.vocab_size)
     size = target.config.max_position_embeddings
     if not 0 < len(context) < size:
         raise ValueError(f"the prompt has {len(context)} tokens; expected 1 to {size - 1}")
     exits = make_exits(target, draft, options)
-    drafting = options
-    if type(options.shape) not in (FixedShape, GrowingShape):
-        drafting = replace(options, shape=CheckedShape(options.shape))
-    drafter = SortedDraft(exits, drafting, target.config.eos_token_ids)
+    shape = options.shape
+    if type(shape) not in (FixedShape, GrowingShape):
+        shape = CheckedShape(shape)
+    eos = target.config.eos_token_ids
+    drafter = SortedDraft(exits, options.thresholds, shape, options.stop, eos)
     draws = Draws(options.seed)
     rule = make_rule(options, draws)
     if options.decision is not None:
@@ -74,12 +72,12 @@ def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, options: Optio
 
 def as_ids(tokens: Ids, vocab_size: int) -> list[int]:
     """The ids of a prompt as a list of plain ints."""
-    ids = tokens.tolist() if hasattr(tokens, "tolist") else tokens
     try:
-        if len(ids) == 1 and not isinstance(ids[0], SupportsIndex):
+        ids = torch.as_tensor(tokens).tolist()
+        if len(ids) == 1 and isinstance(ids[0], list):
             ids = ids[0]
         ids = [index(token) for token in ids]
-    except TypeError:
+    except (TypeError, ValueError):
         raise ValueError(f"a prompt is a list of ids, not {short(tokens)}") from None
     if not all(0 <= token < vocab_size for token in ids):
         raise ValueError(f"the prompt's ids are not all within 0..{vocab_size - 1}")
@@ -88,9 +86,12 @@ def as_ids(tokens: Ids, vocab_size: int) -> list[int]:
 
 def make_exits(target: Llama, draft: Llama | None, options: Options) -> list[Exit]:
     """The exits of an answer. Each exit with layers goes on from the one before it."""
+    vocab_size = target.config.vocab_size
+    if draft is not None and draft.config.vocab_size != vocab_size:
+        sizes = f"{draft.config.vocab_size} and {vocab_size} tokens"
+        raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
     exits: list[Exit] = []
     previous = None
-    vocab_size = target.config.vocab_size
     for each in options.exits:
         if each == 0:
             from .ngram.table import TableExit  # exit 0
@@ -99,8 +100,7 @@ def make_exits(target: Llama, draft: Llama | None, options: Options) -> list[Exi
                 from .ngram.datastore import check_datastore
 
                 check_datastore(options.datastore, vocab_size)
-            dtype = torch.promote_types(target.dtype, torch.float32)
-            exits.append(TableExit(vocab_size, target.device, dtype, options.datastore))
+            exits.append(TableExit(vocab_size, target.device, target.dtype, options.datastore))
         elif isinstance(each, int):
             previous = LayerExit(draft, previous, each)
             exits.append(previous)
@@ -109,23 +109,15 @@ def make_exits(target: Llama, draft: Llama | None, options: Options) -> list[Exi
             if isinstance(made, LayerExit):
                 previous = made
             exits.append(CheckedExit(made, vocab_size))
-    draft = target if previous is None else previous.model
-    if draft.device != target.device:
-        raise ValueError(f"the draft is on {draft.device}, and the target on {target.device}")
-    if draft.config.vocab_size != vocab_size:
-        sizes = f"{draft.config.vocab_size} and {vocab_size} tokens"
-        raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
     numbers = [each.exit_layer for each in exits]
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"each exit has a number of its own, unlike {numbers}")
+    expect(len(set(numbers)) == len(numbers), "each exit has a number of its own", numbers)
     return exits
 
 
 def make_rule(options: Options, draws: Draws) -> Rule:
     """The rule of an answer."""
     if not isinstance(options.rule, str):
-        rule = options.rule(options.distribution, draws)
-        return CheckedRule(rule, options.shape.prunes)
+        return CheckedRule(options.rule(options.distribution, draws), options.shape.prunes)
     if options.temperature == 0:
         return Greedy(options.distribution, draws)
     # Without a draft there is nothing to reject: the text is always the one that the noise gives.

@@ -19,6 +19,8 @@ from .cache import KVCache, LayerCache, NoCache
 from .devices import to_device
 
 NO_CACHE = NoCache()
+Rope = tuple[Tensor, Tensor]  # cos and sin (T, D) of the rotary embedding
+Cache = LayerCache | NoCache  # what a layer is handed: its keys and values, if they are kept
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        cache: LayerCache | NoCache,
-    ) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, cache: Cache) -> Tensor:
         """x (B, T, hidden) -> (B, T, hidden)."""
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
@@ -141,13 +137,7 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        cache: LayerCache | NoCache,
-    ) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, cache: Cache) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 

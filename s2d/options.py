@@ -7,13 +7,13 @@ README.md says where each part of the method is from. The setting of the S2D pap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import inf, nan
+from math import inf
+from numbers import Integral, Real
 from operator import index, mul
-from typing import Any, Protocol, SupportsIndex
+from typing import Any
 
 from torch import Tensor
 
-from .model import LlamaConfig
 from .rules import RuleMaker
 from .sampling import warp
 from .tree import FixedShape, GrowingShape, Shape
@@ -27,36 +27,26 @@ METHODS = {
     "s2d-tree": ("all", "growing"),
 }
 # What is given comes first, then what a draft's config.json says, and then this. A growing tree has
-# top_k, depth and size.
-DEFAULTS = {
-    "method": "s2d",
-    "exits": (),
-    "thresholds": (),
-    "draft_length": 6,
-    "stop": 0.0,  # for chains
-    "tree": (10, 4, 60),
-}
+# top_k, depth and size; ``stop`` is for chains.
+DEFAULTS = dict(method="s2d", thresholds=(), draft_length=6, stop=0.0, tree=(10, 4, 60))
 # Exit 0 alone: tuned on SmolLM2-135M with its datastore (end of bench/README.md).
-EXIT_0_ALONE = DEFAULTS | {
-    "method": "s2d-tree",
-    "draft_length": 4,
-    "stop": 0.03,  # for chains and trees
-    "tree": (3, 5, 5),
-}
+EXIT_0_ALONE = dict(
+    method="s2d-tree", exits=(0,), thresholds=(), draft_length=4, stop=0.03, tree=(3, 5, 5)
+)
 THRESHOLD = 0.5  # of an exit without a threshold in config.json: the published one
 # Exit 0 before exits with layers, which know more: tuned on miniatures (end of bench/README.md).
 EXIT_0_THRESHOLD = 0.9
 MAX_NODES = 1024  # of a tree: its mask takes this number squared
 MAX_GROWN = 8192  # nodes of a growing tree before it is cut: its ancestor matrix takes their square
-# The numbers that an option may be: of which kind, from and up to what.
+# The settings that are numbers: of which kind, from and up to what.
 RANGES = {
-    "max_new_tokens": (int, 1, inf),
-    "temperature": (float, 0, 1e6),
-    "top_p": (float, 1e-6, 1),
-    "top_k": (int, 0, inf),
-    "seed": (int, 0, inf),
-    "stop": (float, 0, 1),
-    "draft_length": (int, 1, MAX_NODES),
+    "max_new_tokens": (Integral, 1, inf),
+    "temperature": (Real, 0, 1e6),
+    "top_p": (Real, 1e-6, 1),
+    "top_k": (Integral, 0, inf),
+    "seed": (Integral, 0, inf),
+    "stop": (Real, 0, 1),
+    "draft_length": (Integral, 1, MAX_NODES),
 }
 
 
@@ -92,17 +82,11 @@ class Options:
         return warp(logits, self.temperature, self.top_p, self.top_k)
 
 
-class HasDefaults(Protocol):
-    """A draft: a ``Llama``, or a folder that is not loaded yet."""
+def decide(draft: Any, **given: Any) -> Options:
+    """The settings for a ``draft``: see ``fill_in``. ValueError says what cannot be run.
 
-    config: LlamaConfig
-    drafting: dict[str, Any]  # "exits", "thresholds", "draft_length", "stop" and "tree", if known
-
-
-def decide(draft: HasDefaults | None, **given: Any) -> Options:
-    """The settings for a ``draft``, or for exit 0 alone: see ``fill_in``.
-
-    Raises ValueError for what cannot be run.
+    A draft is a ``Llama``, a folder that is not loaded yet, or None for exit 0 alone. It has
+    ``config``, and ``drafting``: the defaults that its config.json gives.
     """
     try:
         options = fill_in(draft, **given)
@@ -113,7 +97,7 @@ def decide(draft: HasDefaults | None, **given: Any) -> Options:
 
 
 def fill_in(
-    draft: HasDefaults | None,
+    draft: Any,
     method: str | None = None,
     exits: Sequence[int | Callable[..., Any]] | None = None,
     thresholds: Sequence[float] | None = None,
@@ -129,20 +113,20 @@ def fill_in(
         exits, others: see ``Options``; the others are its fields from ``max_new_tokens`` on.
         thresholds: one for each exit but the last, which always answers. One for it is not read.
         draft_length: the most tokens of a chain, which is drafted in the place of a tree.
-        stop: see ``Options``; by default that of the draft for chains, and 0 for trees.
+        stop: by default that of the draft for chains, and 0 for trees.
         tree: the children of each node, by level, such as (4, 2, 2, 1); or a ``Shape``.
     """
-    others = {name: within(name, value) for name, value in others.items()}
+    others = {name: in_range(name, value) for name, value in others.items()}
+    layers = 0 if draft is None else draft.config.num_hidden_layers
+    own = {} if draft is None else draft.drafting
     if exits is None and draft is None:
         exits = (0,)
     if exits is not None:
-        exits = tuple(index(each) if isinstance(each, SupportsIndex) else each for each in exits)
-    own = {} if draft is None else {"exits": (draft.config.num_hidden_layers,)} | draft.drafting
-    defaults = EXIT_0_ALONE if exits == (0,) else DEFAULTS | own
+        exits = tuple(int(each) if isinstance(each, Integral) else each for each in exits)
+    defaults = EXIT_0_ALONE if exits == (0,) else DEFAULTS | {"exits": (layers,)} | own
     if method is None:
         method = defaults["method"] if draft_length is None else "s2d"
-    if method not in METHODS:
-        raise ValueError(f"unknown method {short(method)}; expected {', '.join(METHODS)}")
+    expect(method in METHODS, f"method: expected {', '.join(METHODS)}", method)
     which, trees = METHODS[method]
     if which == "none":
         return Options(method, **(others | {"init": "draft", "decision": None, "datastore": None}))
@@ -151,7 +135,7 @@ def fill_in(
     if thresholds is None:
         known = {0: EXIT_0_THRESHOLD} | dict(zip(defaults["exits"][:-1], defaults["thresholds"]))
         thresholds = [known.get(each, THRESHOLD) for each in exits]
-    elif len(thresholds) not in (len(exits), len(exits) - 1):
+    if len(thresholds) not in (len(exits), len(exits) - 1):
         raise ValueError(f"{len(exits)} exits, but {len(thresholds)} thresholds")
     if tree is not None and draft_length is not None:
         raise ValueError("tree: expected without draft_length, as a tree has its own depth")
@@ -159,7 +143,7 @@ def fill_in(
         shape = tree if hasattr(tree, "frontier") else FixedShape(tuple(map(index, tree)))
     elif draft_length is not None or trees == "chain":
         length = defaults["draft_length"] if draft_length is None else draft_length
-        shape = FixedShape((1,) * within("draft_length", length))
+        shape = FixedShape((1,) * in_range("draft_length", length))
     else:
         shape = GrowingShape(*defaults["tree"]) if trees == "growing" else FixedShape(trees)
     if stop is None and others.get("decision") is not None:
@@ -169,54 +153,43 @@ def fill_in(
         is_chain = isinstance(shape, FixedShape) and max(shape.widths, default=0) == 1
         stop = defaults["stop"] if is_chain or defaults is EXIT_0_ALONE else 0.0
     thresholds = tuple(map(float, thresholds[: len(exits) - 1]))
-    return Options(method, exits, thresholds, shape, within("stop", stop), **others)
+    return Options(method, exits, thresholds, shape, in_range("stop", stop), **others)
 
 
-def within(name: str, value: Any) -> Any:
-    """What was given: a number in its range; for the other parts an object, and not its class."""
-    member = {"decision": "estimate", "stop_at": "begin"}.get(name)
-    if member and value is not None and (isinstance(value, type) or not hasattr(value, member)):
-        raise ValueError(f"{name} is an object with {member}, not {short(value)}")
+def in_range(name: str, value: Any) -> Any:
+    """The ``value`` of a setting: as a plain number that is in its range, if it is a number."""
     if name not in RANGES:
         return value
     kind, low, high = RANGES[name]
-    try:
-        number = index(value) if kind is int else float(value)
-    except (TypeError, ValueError):
-        number = nan
-    if not low <= number <= high:
-        noun = "a whole number" if kind is int else "a number"
-        up_to = "" if high == inf else f" up to {high:g}"
-        raise ValueError(f"{name}: expected {noun} from {low:g}{up_to}, not {short(value)}")
-    return number
+    noun = "a whole number" if kind is Integral else "a number"
+    is_right = isinstance(value, kind) and low <= value <= high
+    expect(is_right, f"{name}: expected {noun} from {low:g} up to {high:g}", value)
+    return int(value) if kind is Integral else float(value)
 
 
 def refuse(options: Options, layers: int) -> None:
     """ValueError for settings that a draft with so many ``layers`` cannot run."""
-    if 0 < options.temperature < 1e-6:
-        raise ValueError(f"temperature: expected 0, or at least 1e-6, not {options.temperature}")
-    if options.rule not in ("noise", "rejection") and not callable(options.rule):
-        words = "'noise', 'rejection' or a function (distribution, draws) -> Rule"
-        raise ValueError(f"rule is {words}, not {short(options.rule)}")
-    if options.init not in ("draft", "target"):
-        raise ValueError(f"init is 'draft' or 'target', not {short(options.init)}")
-    numbers = [each for each in options.exits if isinstance(each, int)]
-    for each in options.exits:
-        if not isinstance(each, int) and not callable(each):
-            words = "numbers of layers or functions (target, draft) -> Exit"
-            raise ValueError(f"exits are {words}, not {short(each)}")
-    if (options.method != "ar" and not options.exits) or numbers != sorted(set(numbers)):
-        raise ValueError(f"exits: expected increasing numbers of layers, not {numbers}")
-    if numbers and not 0 <= numbers[0] <= numbers[-1] <= layers:
+    exits, rule = options.exits, options.rule
+    numbers = [each for each in exits if isinstance(each, int)]
+    words = "exits: expected numbers of layers or functions (target, draft) -> Exit"
+    expect(all(isinstance(each, int) or callable(each) for each in exits), words, exits)
+    has_exits = options.method == "ar" or len(exits) > 0
+    words = "exits: expected increasing numbers of layers"
+    expect(has_exits and numbers == sorted(set(numbers)), words, exits)
+    if not all(0 <= each <= layers for each in numbers):
         draft = f"the draft has {layers} layers" if layers else "there is no draft model"
         raise ValueError(f"exits {numbers}: {draft}")
-    if not all(0 <= each < inf for each in options.thresholds):
-        raise ValueError(f"thresholds: expected numbers from 0, not {options.thresholds}")
-    if options.datastore is not None and 0 not in options.exits:
-        raise ValueError("a datastore is what exit 0 reads, which is not among the exits")
-    if options.exits and not is_small(options.shape):
-        words = f"up to {MAX_NODES} nodes, and {MAX_GROWN} before a tree is cut"
-        raise ValueError(f"tree: expected {words}, not {short(options.shape)}")
+    words = "thresholds: expected numbers from 0"
+    expect(all(0 <= each < inf for each in options.thresholds), words, options.thresholds)
+    words = "temperature: expected 0, or at least 1e-6"
+    expect(not 0 < options.temperature < 1e-6, words, options.temperature)
+    words = "rule: expected 'noise', 'rejection' or a function (distribution, draws) -> Rule"
+    expect(rule in ("noise", "rejection") or callable(rule), words, rule)
+    expect(options.init in ("draft", "target"), "init: expected 'draft' or 'target'", options.init)
+    words = f"tree: expected up to {MAX_NODES} nodes, and {MAX_GROWN} before a tree is cut"
+    expect(not exits or is_small(options.shape), words, options.shape)
+    if options.datastore is not None and 0 not in exits:
+        raise ValueError("datastore: expected exit 0 among the exits, which reads it")
 
 
 def is_small(shape: Shape) -> bool:
@@ -226,10 +199,15 @@ def is_small(shape: Shape) -> bool:
         grown = shape.top_k**2 * shape.depth
         return min(numbers) >= 1 and shape.size <= MAX_NODES and grown <= MAX_GROWN
     if isinstance(shape, FixedShape):
-        widths = shape.widths
-        fits = len(widths) <= MAX_NODES and all(type(each) is int and each >= 1 for each in widths)
-        return fits and 1 <= sum(accumulate(widths, mul)) <= MAX_NODES
+        fits = 1 <= len(shape.widths) <= MAX_NODES and min(shape.widths) >= 1
+        return fits and sum(accumulate(shape.widths, mul)) <= MAX_NODES
     return True
+
+
+def expect(is_right: bool, words: str, found: Any) -> None:
+    """ValueError, with ``words`` and what was ``found``, unless something ``is_right``."""
+    if not is_right:
+        raise ValueError(f"{words}, not {short(found)}")
 
 
 def short(value: Any) -> str:

@@ -146,7 +146,8 @@ class Rejection:
         node = 0
         while True:
             children = tree.children(node)
-            child, left = self.test_children(children, tree.tokens, p[node], tree.q.get(node))
+            q = tree.q[children[0]] if children else None  # siblings were drawn from the same q
+            child, left = self.test_children(children, tree.tokens, p[node], q)
             if child is None:  # all are rejected, or there are none
                 return accepted, self.draws.draw(left[None]).item()
             accepted.append(child)

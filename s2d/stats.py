@@ -105,44 +105,31 @@ class Stats:
         """
         return sum(self.accept_lengths) / max(1, self.steps)
 
-    @property
-    def accepted_per_level(self) -> float:
-        """Accepted draft tokens per drafted level; 0.0 without a draft."""
-        return self.accepted_tokens / max(1, self.draft_levels)
-
     def acceptance(self) -> dict[str, Any]:
         """What was drafted and accepted, by position and by exit.
 
-        Names are those of vLLM's ``metrics.speculative_decoding``, or like them. A step counts if a
-        tree was sent in it. The first position is 0. An exit counts as asked once for each level
-        that it or a deeper one drafts. Levels of which no node was sent are not counted.
+        The first position is 0. A tree counts where it has a node. An exit counts as asked once for
+        each level that it or a deeper one drafts. Levels of which no node was sent do not count.
+        The names are those of vLLM, or like them.
         """
         levels = [dict(step.sent) for step in self.counted]  # of a step: {depth: its exit}
-        # {depth: how many trees had a node there}
-        trees_to = Counter(depth for step in levels for depth in step)
-        depths = range(1, len(trees_to) + 1)
-        accepted = [
-            sum(len(step.accepted_by) >= depth for step in self.counted) for depth in depths
-        ]
-        drafted_by = Counter(exit_layer for step in levels for exit_layer in step.values())
-        accepted_of = Counter(
-            exit_layer for step in self.counted for exit_layer in step.accepted_by
+        sent = Counter(depth for step in levels for depth in step)
+        right = Counter(
+            depth for step in self.counted for depth, _ in enumerate(step.accepted_by, 1)
         )
+        drafted_by = Counter(exit_layer for step in levels for exit_layer in step.values())
+        right_by = Counter(exit_layer for step in self.counted for exit_layer in step.accepted_by)
         per_exit = {}
         for place, exit_layer in enumerate(self.exits):
             per_exit[exit_layer] = {
                 "num_asked": sum(drafted_by[deeper] for deeper in self.exits[place:]),
                 "num_draft_tokens": self.exit_counts[exit_layer],
-                "num_accepted_draft_tokens": accepted_of[exit_layer],
+                "num_accepted_draft_tokens": right_by[exit_layer],
             }
         return {
-            "draft_acceptance_rate": self.accepted_tokens / max(1, self.draft_tokens),
-            "num_spec_steps": trees_to[1],
-            "num_draft_tokens": self.draft_tokens,
-            "num_accepted_draft_tokens": self.accepted_tokens,
-            "num_drafts_per_pos": [trees_to[depth] for depth in depths],
-            "num_accepted_tokens_per_pos": accepted,
-            "rates_per_pos": [right / trees_to[depth] for right, depth in zip(accepted, depths)],
+            "num_drafts_per_pos": [sent[depth] for depth in sorted(sent)],
+            "num_accepted_tokens_per_pos": [right[depth] for depth in sorted(sent)],
+            "rates_per_pos": [right[depth] / sent[depth] for depth in sorted(sent)],
             "per_exit": per_exit,
         }
 

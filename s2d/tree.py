@@ -19,9 +19,8 @@ root. In the target's cache, node i is entry n-1+i. The draft reads only nodes t
 children. They are *expanded*: here 0, 1, 2, 3 and 5.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,8 +28,7 @@ from torch import Tensor
 
 from .mask import ROOT_ALONE, add_nodes
 
-NO_PARENT = -1  # the parent of the root
-NOTHING = MappingProxyType({})
+NO_NODE = -1
 TARGET = -1  # in the place of an exit's number: the target chose this token
 
 
@@ -48,16 +46,15 @@ class Tree(NamedTuple):
     """The tree of one step. Nothing in it changes: whatever adds nodes makes a new tree."""
 
     context: tuple[int, ...]  # the text before the drafted nodes
-    tokens: tuple[int, ...]  # by node, as are the next four
-    parents: tuple[int, ...] = (NO_PARENT,)
+    tokens: tuple[int, ...]  # by node, as are the next five
+    parents: tuple[int, ...] = (NO_NODE,)
     depths: tuple[int, ...] = (0,)
     probs: tuple[float, ...] = (1.0,)  # the product of the estimates for the tokens on the path
     exit_layers: tuple[int, ...] = (TARGET,)  # the exit that drafted it, by its number of layers
+    q: tuple[Tensor | None, ...] = (None,)  # (V,): what the node was drawn from, if it was drawn
     ancestors: np.ndarray = ROOT_ALONE  # (N+1, N+1): row i has node i and its ancestors
-    # By node, the distribution (V,) that its children were drawn from, if they were drawn.
-    q: Mapping[int, Tensor] = NOTHING
-    # Of nodes that were given children: their place in the draft's caches, the root's being 0.
-    expanded: Mapping[int, int] = NOTHING
+    # Nodes that got children, in the order of the draft's caches. One that is not sent is NO_NODE.
+    expanded: tuple[int, ...] = ()
     depth: int = 0  # the number of levels that were drafted
 
     @classmethod
@@ -65,22 +62,28 @@ class Tree(NamedTuple):
         """The tree after a ``context`` (ids) that has no drafted node yet."""
         return cls(tuple(context), tokens=(context[-1],))
 
-    def leaves(self, least: float) -> list[int]:
-        """The nodes of the last level whose paths have a probability of ``least`` or more."""
-        nodes = enumerate(zip(self.depths, self.probs))
-        return [node for node, (d, prob) in nodes if d == self.depth and prob >= least]
+    def leaves(self, least: float, eos_token_ids: Sequence[int]) -> list[int]:
+        """The nodes of the last level that may get children.
+
+        Their paths have a probability of ``least`` or more, and do not end with EOS.
+        """
+        last_level = [node for node, depth in enumerate(self.depths) if depth == self.depth]
+        probable = [node for node in last_level if self.probs[node] >= least]
+        return [node for node in probable if self.tokens[node] not in eos_token_ids]
 
     def add_level(self, nodes: Sequence[int], proposal: Proposal, exit_layer: int) -> "Tree":
         """A tree in which R ``nodes`` of the last level have the children of ``proposal``."""
         tokens: list[int] = []
         parents: list[int] = []
         probs: list[float] = []
-        for parent, children, estimates in zip(nodes, proposal.tokens, proposal.probs):
+        q: list[Tensor | None] = []
+        rows = proposal.q or [None] * len(nodes)
+        for node, children, estimates, row in zip(nodes, proposal.tokens, proposal.probs, rows):
             tokens += children
-            parents += [parent] * len(children)
+            parents += [node] * len(children)
             # By rounding, an estimate may be above 1. No child is more probable than its parent.
-            probs += [self.probs[parent] * min(estimate, 1.0) for estimate in estimates]
-        places = range(len(self.expanded), len(self.expanded) + len(nodes))
+            probs += [self.probs[node] * min(estimate, 1.0) for estimate in estimates]
+            q += [row] * len(children)
         return Tree(
             context=self.context,
             tokens=self.tokens + tuple(tokens),
@@ -88,9 +91,9 @@ class Tree(NamedTuple):
             depths=self.depths + (self.depth + 1,) * len(tokens),
             probs=self.probs + tuple(probs),
             exit_layers=self.exit_layers + (exit_layer,) * len(tokens),
+            q=self.q + tuple(q),
             ancestors=add_nodes(self.ancestors, parents),
-            q=MappingProxyType(self.q | dict(zip(nodes, proposal.q))),
-            expanded=MappingProxyType(self.expanded | dict(zip(nodes, places))),
+            expanded=(*self.expanded, *nodes),
             depth=self.depth + 1,
         )
 
@@ -103,15 +106,13 @@ class Tree(NamedTuple):
         ancestors.flags.writeable = False
         return self._replace(
             tokens=tuple(self.tokens[node] for node in kept),
-            parents=tuple(number.get(self.parents[node], NO_PARENT) for node in kept),
+            parents=tuple(number.get(self.parents[node], NO_NODE) for node in kept),
             depths=tuple(self.depths[node] for node in kept),
             probs=tuple(self.probs[node] for node in kept),
             exit_layers=tuple(self.exit_layers[node] for node in kept),
+            q=tuple(self.q[node] for node in kept),
             ancestors=ancestors,
-            q=MappingProxyType({number[node]: self.q[node] for node in kept if node in self.q}),
-            expanded=MappingProxyType(
-                {number[node]: self.expanded[node] for node in kept if node in self.expanded}
-            ),
+            expanded=tuple(number.get(node, NO_NODE) for node in self.expanded),
         )
 
     def children(self, parent: int) -> list[int]:

@@ -258,7 +258,7 @@ def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
     assert [len(record.turns) for record in found.records[:4:3]] == [2, 1]
     assert found.by_group["qa"]["s2d"].keys() >= {"of best exit", "of worst exit"}
     assert found.options["ar"].top_k == 900
-    assert found.acceptance["three"]["num_accepted_draft_tokens"] > 0
+    assert sum(found.acceptance["three"]["num_accepted_tokens_per_pos"]) > 0
     raises_line(compare, ValueError, "exit", *models, questions, {"x": {"exit": [2]}})
     raises_line(compare, ValueError, "need a tokenizer", *models, questions, {})
 

@@ -6,6 +6,7 @@
 import functools
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, product
 from types import SimpleNamespace
@@ -43,19 +44,13 @@ def test_every_step_is_the_definitions(part):
         prompt, shape = random_tokens(case, rng.choice((1, 5, 30))), rng.choice(SHAPES)
         options = dict(tree=shape, max_new_tokens=18, seed=case, **drafting, **law)
         found = start(target, prompt, draft, **options)
-        draws = Draws(case)
-        settings = definition.Settings(
-            shape=found.options.shape,
-            distribution=partial(warp, **law),
-            noise=lambda position: draws.noise([position], like)[0],  # noqa: B023
-            **drafting,
-        )
+        draws, as_decided = Draws(case), found.options
+        noise = lambda position: draws.noise([position], like)[0]  # noqa: B023, E731
         if law["temperature"] == 0:
-            plain = dict(noise=lambda position: torch.zeros(61))
-            settings = settings._replace(distribution=partial(warp, temperature=1.0), **plain)
-        limit = len(prompt) + 18
+            as_decided = replace(as_decided, temperature=1.0, top_p=1.0, top_k=0)
+            noise = lambda position: torch.zeros(61)  # noqa: E731
         pair = nearly_equal(**model, device="cpu")  # the definition's only device
-        expected = definition.generate(*pair, prompt, limit, settings)
+        expected = definition.generate(*pair, prompt, as_decided, noise)
         for step, (proposed, tokens) in zip(found, expected, strict=True):
             assert step.tokens == tokens, (part, case)
             tree = step.tree

@@ -106,7 +106,7 @@ class TableExit:
     ) -> None:
         self.vocab_size = vocab_size
         self.device = device
-        self.dtype = dtype
+        self.dtype = torch.promote_types(dtype, torch.float32)
         self.text = Text()
         self.tables = [self.text] if datastore is None else [self.text, datastore]
         self.text_length = 0  # tokens of the context that ``text`` has
