@@ -13,16 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from .draft import Exit
-from .options import MAX_GROWN, MAX_NODES, expect, short
+from .options import MAX_GROWN, MAX_NODES, expect
 from .rules import Prediction, Rule
 from .stats import Step
 from .tree import Proposal, Shape, Tree
-
-
-def expect_members(part: Any, kind: str, *names: str) -> None:
-    for name in names:
-        if not hasattr(part, name):
-            raise ValueError(f"{kind} has {name}, unlike {short(part)}")
 
 
 def whole(value: Any, what: str, low: int, high: float) -> int:
@@ -46,7 +40,6 @@ class CheckedExit:
     """An exit that has a number, and predicts a row of logits for each node."""
 
     def __init__(self, exit_: Exit, vocab_size: int) -> None:
-        expect_members(exit_, "an exit", "exit_layer", "max_positions", "predict", "keep")
         self.exit = exit_
         self.vocab_size = vocab_size
         self.exit_layer = whole(exit_.exit_layer, "an exit's number", 0, inf)
@@ -82,7 +75,6 @@ class CheckedRule:
     """A rule that proposes tokens of the vocabulary, and accepts a path from the root down."""
 
     def __init__(self, rule: Rule, prunes: bool) -> None:
-        expect_members(rule, "a rule", "exact", "propose", "verify")
         self.rule = rule
         self.exact = rule.exact
         self.prunes = prunes
@@ -130,7 +122,6 @@ class CheckedShape:
     """A shape whose trees are not too large, and which sends the root, and others with parents."""
 
     def __init__(self, shape: Shape) -> None:
-        expect_members(shape, "a shape", "depth", "prunes", "frontier", "width", "sent")
         self.shape = shape
         self.depth = whole(shape.depth, "the depth of a tree", 1, MAX_NODES)
         self.prunes = bool(shape.prunes)

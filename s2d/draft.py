@@ -15,6 +15,7 @@ from .cache import enlarge, move_up
 from .devices import to_device
 from .mask import MAX_UNREAD, ROOT_ALONE, positions_and_mask
 from .model import Llama
+from .options import Options
 from .rules import Prediction, Rule
 from .sampling import warp
 from .stats import Step
@@ -124,20 +125,15 @@ class LayerExit:
 
 
 class SortedDraft:
-    """A draft of sorted ``exits``, the cheapest first; for the other arguments see ``Options``."""
+    """A draft of sorted ``exits``, the cheapest first; ``eos_token_ids`` are the target's."""
 
     def __init__(
-        self,
-        exits: list[Exit],
-        thresholds: Sequence[float],
-        shape: Shape,
-        stop: float,
-        eos_token_ids: Sequence[int],
+        self, exits: list[Exit], shape: Shape, options: Options, eos_token_ids: Sequence[int]
     ) -> None:
         self.exits = exits
-        self.thresholds = thresholds
+        self.thresholds = options.thresholds
         self.shape = shape
-        self.stop = stop
+        self.stop = options.stop
         self.eos_token_ids = eos_token_ids
         self.max_positions = min((each.max_positions for each in exits), default=math.inf)
 

@@ -55,8 +55,7 @@ def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, options: Optio
     shape = options.shape
     if type(shape) not in (FixedShape, GrowingShape):
         shape = CheckedShape(shape)
-    eos = target.config.eos_token_ids
-    drafter = SortedDraft(exits, options.thresholds, shape, options.stop, eos)
+    drafter = SortedDraft(exits, shape, options, target.config.eos_token_ids)
     draws = Draws(options.seed)
     rule = make_rule(options, draws)
     if options.decision is not None:

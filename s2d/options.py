@@ -82,21 +82,7 @@ class Options:
         return warp(logits, self.temperature, self.top_p, self.top_k)
 
 
-def decide(draft: Any, **given: Any) -> Options:
-    """The settings for a ``draft``: see ``fill_in``. ValueError says what cannot be run.
-
-    A draft is a ``Llama``, a folder that is not loaded yet, or None for exit 0 alone. It has
-    ``config``, and ``drafting``: the defaults that its config.json gives.
-    """
-    try:
-        options = fill_in(draft, **given)
-        refuse(options, layers=0 if draft is None else draft.config.num_hidden_layers)
-    except (AttributeError, TypeError) as error:
-        raise ValueError(f"options: {error}") from None
-    return options
-
-
-def fill_in(
+def decide(
     draft: Any,
     method: str | None = None,
     exits: Sequence[int | Callable[..., Any]] | None = None,
@@ -109,12 +95,15 @@ def fill_in(
     """What is given, and the draft's defaults for what is not.
 
     Args:
+        draft: a ``Llama``, a folder that is not loaded yet, or None for exit 0 alone.
         method: one of METHODS. Exits and shapes that are given take the place of the method's.
         exits, others: see ``Options``; the others are its fields from ``max_new_tokens`` on.
         thresholds: one for each exit but the last, which always answers. One for it is not read.
         draft_length: the most tokens of a chain, which is drafted in the place of a tree.
         stop: by default that of the draft for chains, and 0 for trees.
         tree: the children of each node, by level, such as (4, 2, 2, 1); or a ``Shape``.
+
+    Raises ValueError for what cannot be run.
     """
     others = {name: in_range(name, value) for name, value in others.items()}
     layers = 0 if draft is None else draft.config.num_hidden_layers
@@ -129,7 +118,8 @@ def fill_in(
     expect(method in METHODS, f"method: expected {', '.join(METHODS)}", method)
     which, trees = METHODS[method]
     if which == "none":
-        return Options(method, **(others | {"init": "draft", "decision": None, "datastore": None}))
+        exits, thresholds, tree, draft_length = (), (), (), None
+        others |= {"init": "draft", "decision": None, "datastore": None}
     if exits is None:
         exits = defaults["exits"] if which == "all" else defaults["exits"][-1:]
     if thresholds is None:
@@ -153,7 +143,9 @@ def fill_in(
         is_chain = isinstance(shape, FixedShape) and max(shape.widths, default=0) == 1
         stop = defaults["stop"] if is_chain or defaults is EXIT_0_ALONE else 0.0
     thresholds = tuple(map(float, thresholds[: len(exits) - 1]))
-    return Options(method, exits, thresholds, shape, in_range("stop", stop), **others)
+    options = Options(method, exits, thresholds, shape, in_range("stop", stop), **others)
+    refuse(options, layers)
+    return options
 
 
 def in_range(name: str, value: Any) -> Any:

@@ -63,7 +63,7 @@ def measure(
 
     def step(draws: Draws) -> list[int]:
         rule = make_rule(options, draws)
-        tree = SortedDraft([draft], options, ()).grow(Tree.root([0]), depth, rule)
+        tree = SortedDraft([draft], options.shape, options, ()).grow(Tree.root([0]), depth, rule)
         paths = map(tree.path, range(len(tree.tokens)))
         accepted, bonus = rule.verify(tree, target.logits_after(*paths))
         return [*(tree.tokens[node] for node in accepted), bonus]
