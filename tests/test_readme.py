@@ -75,14 +75,12 @@ def test_the_output_shown_is_what_is_printed(tmp_path, monkeypatch, capsys):
 def test_the_python_that_is_shown(capsys, monkeypatch):
     """It runs, or is an excerpt of the loop. The table of files has their sizes."""
     blocks = re.findall(r"```python\n(.*?)```", READMES[0].read_text(), re.DOTALL)
-    loop, program, wrapper, measured = blocks
+    loop, program, wrapper = blocks
     monkeypatch.chdir(ROOT)
     names = {}
     exec(compile(program, "README.md", "exec"), names)
     exec(compile(wrapper, "README.md", "exec"), names)
-    exec(compile(measured, "README.md", "exec"), {})
-    answer, per_step, lossless = capsys.readouterr().out.splitlines()
-    assert float(re.search(r"distance=([^,]+)", lossless)[1]) < 1e-12
+    answer, per_step = capsys.readouterr().out.splitlines()
     assert answer == "The capital of Tadastan is Vorbiburg." and float(per_step) > 1
     code = (ROOT / "s2d/decoder.py").read_text()
     steps = [code.index(line.partition("  #")[0]) for line in loop.splitlines()]
