@@ -28,7 +28,7 @@ METHODS = {
 }
 # What is given comes first, then what a draft's config.json says, and then this. A growing tree has
 # top_k, depth and size; ``stop`` is for chains.
-DEFAULTS = dict(method="s2d", thresholds=(), draft_length=6, stop=0.0, tree=(10, 4, 60))
+DEFAULTS = dict(method="s2d", exits=(), thresholds=(), draft_length=6, stop=0.0, tree=(10, 4, 60))
 # Exit 0 alone: tuned on SmolLM2-135M with its datastore (end of bench/README.md).
 EXIT_0_ALONE = dict(
     method="s2d-tree", exits=(0,), thresholds=(), draft_length=4, stop=0.03, tree=(3, 5, 5)
@@ -82,7 +82,17 @@ class Options:
         return warp(logits, self.temperature, self.top_p, self.top_k)
 
 
-def decide(
+def decide(draft: Any, **given: Any) -> Options:
+    """The settings for a ``draft``: see ``fill_in``. ValueError says what cannot be run."""
+    try:
+        options = fill_in(draft, **given)
+        refuse(options, layers=0 if draft is None else draft.config.num_hidden_layers)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"options: {error}") from None
+    return options
+
+
+def fill_in(
     draft: Any,
     method: str | None = None,
     exits: Sequence[int | Callable[..., Any]] | None = None,
@@ -102,17 +112,14 @@ def decide(
         draft_length: the most tokens of a chain, which is drafted in the place of a tree.
         stop: by default that of the draft for chains, and 0 for trees.
         tree: the children of each node, by level, such as (4, 2, 2, 1); or a ``Shape``.
-
-    Raises ValueError for what cannot be run.
     """
     others = {name: in_range(name, value) for name, value in others.items()}
-    layers = 0 if draft is None else draft.config.num_hidden_layers
-    own = {} if draft is None else draft.drafting
+    own = {} if draft is None else {"exits": (draft.config.num_hidden_layers,)} | draft.drafting
     if exits is None and draft is None:
         exits = (0,)
     if exits is not None:
         exits = tuple(int(each) if isinstance(each, Integral) else each for each in exits)
-    defaults = EXIT_0_ALONE if exits == (0,) else DEFAULTS | {"exits": (layers,)} | own
+    defaults = EXIT_0_ALONE if exits == (0,) else DEFAULTS | own
     if method is None:
         method = defaults["method"] if draft_length is None else "s2d"
     expect(method in METHODS, f"method: expected {', '.join(METHODS)}", method)
@@ -143,9 +150,7 @@ def decide(
         is_chain = isinstance(shape, FixedShape) and max(shape.widths, default=0) == 1
         stop = defaults["stop"] if is_chain or defaults is EXIT_0_ALONE else 0.0
     thresholds = tuple(map(float, thresholds[: len(exits) - 1]))
-    options = Options(method, exits, thresholds, shape, in_range("stop", stop), **others)
-    refuse(options, layers)
-    return options
+    return Options(method, exits, thresholds, shape, in_range("stop", stop), **others)
 
 
 def in_range(name: str, value: Any) -> Any:
@@ -180,6 +185,7 @@ def refuse(options: Options, layers: int) -> None:
     expect(options.init in ("draft", "target"), "init: expected 'draft' or 'target'", options.init)
     words = f"tree: expected up to {MAX_NODES} nodes, and {MAX_GROWN} before a tree is cut"
     expect(not exits or is_small(options.shape), words, options.shape)
+    expect(not isinstance(options.stop_at, type), "stop_at: expected an object", options.stop_at)
     if options.datastore is not None and 0 not in exits:
         raise ValueError("datastore: expected exit 0 among the exits, which reads it")
 
@@ -191,8 +197,12 @@ def is_small(shape: Shape) -> bool:
         grown = shape.top_k**2 * shape.depth
         return min(numbers) >= 1 and shape.size <= MAX_NODES and grown <= MAX_GROWN
     if isinstance(shape, FixedShape):
-        fits = 1 <= len(shape.widths) <= MAX_NODES and min(shape.widths) >= 1
-        return fits and sum(accumulate(shape.widths, mul)) <= MAX_NODES
+        is_right = all(type(width) is int and width >= 1 for width in shape.widths)
+        return (
+            is_right
+            and 1 <= len(shape.widths) <= MAX_NODES
+            and sum(accumulate(shape.widths, mul)) <= MAX_NODES
+        )
     return True
 
 
