@@ -386,10 +386,6 @@ def test_a_prompt_that_fails_within_a_step_does_not_take_others_along():
     answers = generate_many(target, [[3, 1], [29, 1], [4, 2]], max_new_tokens=5)
     assert next(answers).tokens == expected
     raises_line(next, ValueError, "prompt 1: the logits are not finite", answers)
-    draft = random_llama(2)
-    draft.lm_head.weight.data.fill_(math.nan)
-    answers = generate_many(target, [[3, 1], [4, 2]], draft, max_new_tokens=5)
-    raises_line(next, ValueError, "prompt 0: the logits are not finite", answers)
 
 
 @pytest.mark.parametrize("method", ["ar", "s2d-tree"])
