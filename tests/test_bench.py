@@ -34,9 +34,8 @@ def questions(tmp_path):
 
 
 def test_default_questions_are_held_out():
-    held_out = next(corpus.conversations(2, "held-out", ["rag"]))
-    question = {"question_id": 15, "category": "rag", "group": "rag"}
-    question["turns"] = [turn for turn, _ in held_out]
+    turns = [asked for asked, _ in next(corpus.conversations(2, "held-out", ["rag"]))]
+    question = {"question_id": 15, "category": "rag", "group": "rag", "turns": turns}
     assert specbench.corpus_questions(3)[-3] == question
 
 
@@ -158,16 +157,17 @@ def test_a_spread_is_the_standard_error_over_questions_and_paired_between_method
     assert one.spread is None and f"{one:.2f}" == f"{gains[0]:.2f}"
 
 
-def test_the_whole_command(questions, tmp_path, capsys):
+def test_the_whole_command(questions, tmp_path, capsys, monkeypatch):
     """With transformers, files of results and answers, and a picture."""
+    monkeypatch.setattr(peers, "SETTINGS", peers.SETTINGS[1:3])
     options = ["--methods", "s2d", "sd:exits=2", "sd:exits=3", "--hf", "--check"]
     options += ["--questions", questions, "--temperature", "0,1", "--top-k", "500", "--seed", "7"]
     files = ["--plot", tmp_path / "speed.svg", "--out", tmp_path / "out"]
     assert program(bench.main, *SMALL, *options, *files) == 0
     output = capsys.readouterr().out
     ours = ["ar", "s2d", "sd:exits=2", "sd:exits=3"]
-    assisted = "transformers assisted"
-    settings = [f"{assisted}:tokens={n}:threshold={p:g}" for n, p in peers.SETTINGS]
+    settings = ["8:threshold=0", "8:threshold=0.4"]
+    settings = [f"transformers assisted:tokens={each}" for each in settings]
     each = [*ours, "transformers", "transformers look-up", *settings]
     rows = [name.strip() for name in re.findall(r"^\| (\w[^|]+) \| [\d.]+ ", output, re.M)]
     # At both temperatures, and of both: speeds; and s2d next to single exits.
@@ -187,12 +187,11 @@ def test_the_whole_command(questions, tmp_path, capsys):
     assert last["title"] == "7b T=1" and last["options"]["sd:exits=2"]["exits"] == [2]
     assert len(last["answers"]) == len(each) * 2 and [*last["by_group"]["qa"]] == each
     # An answer can be made again from what the file says of it.
-    [answer] = [a for a in last["answers"] if a["method"] == "s2d" and len(a["turns"]) == 2]
-    settings = {name: last["options"]["s2d"][name] for name in ("method", "temperature", "top_k")}
-    settings |= {"seed": answer["seed"], "max_new_tokens": 4}
+    answer = next(each for each in last["answers"] if each["method"] == "s2d")
+    again = dict(temperature=1.0, top_k=500, seed=answer["seed"], max_new_tokens=4)
     models = load_model(WEIGHTS / "mini-7b"), load_model(WEIGHTS / "mini-draft")
-    again = generate(models[0], answer["turns"][1]["prompt"], models[1], **settings)
-    assert again.tokens == answer["turns"][1]["tokens"] and settings["top_k"] == 500
+    [turn] = answer["turns"]
+    assert generate(models[0], turn["prompt"], models[1], **again).tokens == turn["tokens"]
     refuses(bench.main, capsys, "is there already", *SMALL, "--plot", tmp_path / "speed.svg")
 
 
@@ -239,32 +238,33 @@ def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
     assert rows[:3] == ["ar", "s2d", "own"]
     found = json.loads(names["text"])
     assert found["options"]["own"]["exits"] == ["Repeat", 2, 3]
-    assert (found["options"]["own"]["tree"], found["options"]["own"]["rule"]) == ("Fork", "cold")
+    assert found["options"]["own"]["tree"] == "Fork"
+    assert found["options"]["own"]["rule"] == "cold"
     assert "of best exit" not in found["by_group"]["overall"]["own"]
     models = names["target"], names["draft"]
     questions = [{"turns": ["Give me 3 tips.", "And the first?"], "group": "qa"}]
     questions += [tokenizer.encode_chat(["Why is that so?"])]
     own = {"s2d": {"method": "s2d"}, "three": {"method": "sd", "exits": [3]}}
-    own["ar"] = {"method": "ar", "top_k": 900}  # it takes the place of the one that is there
-    common = {"temperature": 1.0, "max_new_tokens": 8}
-    compared = [
-        compare(*models, questions, own, 1, tokenizer, quiet=True, seed=seed, **common)
-        for seed in (0, 0, 5)
-    ]
+    common = {"temperature": 1.0, "max_new_tokens": 8, "quiet": True}
+    compared = [compare(*models, questions, own, 1, tokenizer, seed=n, **common) for n in (0, 0, 5)]
     one, again, other = [[r.turns[0].tokens for r in each.records] for each in compared]
     assert one == again != other
     found = compared[0]
-    assert len(found.records) == 2 * 3 and [*found.by_group] == ["qa", "overall"]
-    assert [len(record.turns) for record in found.records[:4:3]] == [2, 1]
+    assert [len(record.turns) for record in found.records] == [2, 2, 2, 1, 1, 1]
     assert found.by_group["qa"]["s2d"].keys() >= {"of best exit", "of worst exit"}
-    assert found.options["ar"].top_k == 900
     assert sum(found.acceptance["three"]["num_accepted_tokens_per_pos"]) > 0
-    raises_line(compare, ValueError, "exit", *models, questions, {"x": {"exit": [2]}})
     raises_line(compare, ValueError, "need a tokenizer", *models, questions, {})
 
 
-def test_tokens_per_step_are_those_of_the_readme(tmp_path):
+def test_tokens_per_step_are_those_of_the_readme(tmp_path, monkeypatch):
     """By the command that stands there. All of it takes minutes: only with TEST_FIGURES."""
+    answer = measure.answer
+
+    def answer_short(prompt, seed, target, draft, options):  # as only speeds depend on "ar"
+        length = 1 if options.method == "ar" else options.max_new_tokens
+        return answer(prompt, seed, target, draft, replace(options, max_new_tokens=length))
+
+    monkeypatch.setattr(measure, "answer", answer_short)
     text = (ROOT / "s2d/bench/README.md").read_text()
     section = text[text.index("## Rules") :]
     command = re.search(r"```sh\npython -m s2d.bench (.*?)\n```", section, re.S)[1]
@@ -285,18 +285,15 @@ def test_tokens_per_step_are_those_of_the_readme(tmp_path):
 
 def test_check_finds_other_texts_and_exits_with_1(questions, monkeypatch, capsys):
     """What is planted is a wrong token. Rejection sampling above T = 0 is left out."""
-    make = measure.make_decoder
+    answer = measure.answer
 
-    def wrong(target, prompt, draft, options):
-        made = make(target, prompt, draft, options).run()
-        if options.method != "ar":
-            made = replace(made, tokens=[*made.tokens[:2], 99])
-        return SimpleNamespace(run=lambda: made)
+    def answer_wrong(prompt, seed, target, draft, options):
+        tokens, made = answer(prompt, seed, target, draft, options)
+        return tokens if options.method == "ar" else [*tokens[:2], 99], made
 
-    monkeypatch.setattr(measure, "make_decoder", wrong)
-    arguments = [*SMALL, "--methods", "s2d", "s2d:rejection", "--questions", questions, "--check"]
-    arguments += ["--temperature", "0,1"]
-    assert program(bench.main, *arguments) == 1
+    monkeypatch.setattr(measure, "answer", answer_wrong)
+    arguments = ["--methods", "s2d", "s2d:rejection", "--check", "--temperature", "0,1"]
+    assert program(bench.main, *SMALL, *arguments, "--questions", questions) == 1
     out = capsys.readouterr().out
     lines = re.findall(r"^7b (.*): 2 answers differ from those of ar$", out, re.M)
     assert lines == ["T=0 s2d", "T=0 s2d:rejection", "T=1 s2d"]

@@ -1,7 +1,4 @@
-"""On another device each method writes the text of the CPU, and waits for the device rarely.
-
-That is done in a process of its own, as the device in other_device.py cannot be taken back.
-"""
+"""On another device each method writes the text of the CPU, and waits for the device rarely."""
 
 import functools
 import multiprocessing
@@ -72,29 +69,24 @@ def check_batches_and_dtypes() -> None:
         found = generate_many(target, prompts, draft, batch=2, max_new_tokens=6, **GROWING)
         texts.append([each.tokens for each in found])
     assert texts[0] == texts[1]
-    for dtype in (torch.float16, torch.bfloat16):
-        target, draft = models(NAME, dtype)
-        for way in (WAYS[4], WAYS[6]):
-            generate(target, PROMPT, draft, max_new_tokens=4, **way)
-
-
-def check_that_mixed_devices_raise() -> None:
-    """Of the pretended device; and one clear line of a target and a draft on two."""
-    there = torch.ones(2, device=NAME)
-    raises_line(torch.add, RuntimeError, "tensors on two devices", there, torch.ones(2))
-    target, draft = models("cpu")[0], models(NAME)[1]
-    raises_line(generate, ValueError, "the draft is on", target, PROMPT, draft)
+    target, draft = models(NAME, torch.bfloat16)
+    for way in (WAYS[4], WAYS[6]):
+        generate(target, PROMPT, draft, max_new_tokens=4, **way)
 
 
 def check_all() -> None:
     kept = register()  # noqa: F841 - as long as the process is
     Decoder.decode = torch.no_grad()(Decoder.decode.__wrapped__)
-    check_that_mixed_devices_raise()
+    there = torch.ones(2, device=NAME)
+    raises_line(torch.add, RuntimeError, "tensors on two devices", there, torch.ones(2))
+    target, draft = models("cpu")[0], models(NAME)[1]
+    raises_line(generate, ValueError, "the draft is on", target, PROMPT, draft)
     check_text_and_waits()
     check_batches_and_dtypes()
 
 
 def test_a_device_that_is_not_the_cpu():
+    """In a process of its own, as the device in other_device.py cannot be taken back."""
     process = multiprocessing.get_context("fork").Process(target=check_all)
     process.start()
     process.join()

@@ -12,15 +12,21 @@ from vocabularies import save_trained
 
 from s2d import model
 from s2d.bench import __main__ as bench
-from s2d.bench import peers
+from s2d.bench import hf, peers
 from s2d.checkpoint import load_model
 from s2d.checkpoint.tokenizer_model import SentencePieceModel
 
 HF = "hf", "--target"
 
 
+@pytest.fixture(autouse=True)
+def two_questions(monkeypatch):
+    asked = hf.corpus_questions(1, turns=1)[:2]
+    monkeypatch.setattr(hf, "corpus_questions", lambda limit, turns: asked)
+
+
 def check(folder, *more):
-    return program(bench.main, *HF, folder, "--max-new-tokens", 8, *more)
+    return program(bench.main, *HF, folder, "--max-new-tokens", 6, *more)
 
 
 @pytest.fixture(params=["wide-heads", "llama3-rope", "qwen2", "qwen3"])

@@ -1,11 +1,26 @@
-"""Dialogues as pairs of a prompt and its answer, in every chat format."""
+"""What drafts learn: the corpus; dialogues as pairs of a prompt and its answer, in every format."""
+
+from itertools import islice
 
 import pytest
 from helpers import raises_line
 from vocabularies import BRACKETS, CHATML, save_trained, sentencepiece_folder
 
 from s2d import Tokenizer
-from s2d.train.data import as_rounds, read_dialogue, read_dialogues
+from s2d.train.corpus import GROUPS, conversations
+from s2d.train.data import as_rounds, read_dialogues
+
+
+def first_questions(*which, count):
+    return {turns[0][0] for turns in islice(conversations(*which), count)}
+
+
+def test_no_held_out_prompt_occurs_in_training():
+    """Whatever the seeds. Most prompts of a group are new."""
+    held_out = first_questions(0, "held-out", count=500)
+    assert len(held_out) > 300 and not held_out & first_questions(1, "train", count=5000)
+    for group in GROUPS:
+        assert len(first_questions(3, "train", [group], count=400)) > 300, group
 
 
 @pytest.mark.parametrize("legacy", [True, False])
@@ -76,31 +91,18 @@ def test_answers_that_do_not_follow_their_prompt(tmp_path):
         raises_line(lambda: list(as_rounds(tokenizer, said)), ValueError, message)  # noqa: B023
 
 
-NAMES = """{% for m in messages %}{{ m.name }} {{ m.role }}
-{{ m.thought }}={{ m.content }}</s>{% endfor %}{% if add_generation_prompt %} assistant
-{% endif %}"""
-
-
-def test_a_template_gets_all_that_a_message_has(tmp_path):
-    """As from ``Tokenizer.encode_chat``. The names of ShareGPT, or those of templates."""
-    ours = Tokenizer(sentencepiece_folder(tmp_path / "m", {"chat_template": NAMES}))
-    asked = {"role": "user", "content": "2 + 2?", "name": "Ann"}
-    said = {"from": "gpt", "value": "4", "thought": "two and two", "name": ""}
-    [(prompt, answer)] = as_rounds(ours, read_dialogue({"conversations": [asked, said]}))
-    assert prompt == ours.encode_chat([asked]) and "Ann user\n" in ours.decode(prompt)
-    assert ours.decode(answer) == "two and two=4"
-
-
-WITH_TOOLS = "{% for tool in tools %}{{ tool.name }} {% endfor %}{{ mood }}\n" + CHATML
+WITH_TOOLS = "{% for tool in tools %}{{ tool.name }} {% endfor %}{{ mood }}\n"
+WITH_TOOLS += CHATML.replace("{{ m['role'] }}", "{{ m['role'] }}{{ m['name'] }}")
 
 
 def test_what_a_record_has_beside_its_messages(tmp_path, capsys):
-    """The template gets it or, if it has no place for it, the record is passed over."""
+    """The template gets that, and all that a message has; else the record is passed over."""
     ids = {"<|im_start|>": 1024, "<|im_end|>": 1025}
     config = {"chat_template": WITH_TOOLS, "tokenizer_class": "LlamaTokenizer"}
     ours = Tokenizer(sentencepiece_folder(tmp_path / "m", config, added_tokens=ids))
     asked = [dict(role="user", content="Hi"), dict(role="assistant", content="No.", weight=0)]
-    messages = asked + [dict(role="user", content="2 + 2?"), dict(role="assistant", content="4")]
+    messages = [*asked, dict(role="user", content="2 + 2?", name=" Ann")]
+    messages.append({"from": "gpt", "value": "4"})  # in ShareGPT's words
     record = {"messages": messages, "tools": [{"name": "add"}]}
     record["chat_template_kwargs"] = {"mood": "!"}
     wrong = [record | {"images": ["a.png"]}, record | {"chat_template_kwargs": {"mod": "!"}}]
@@ -108,7 +110,7 @@ def test_what_a_record_has_beside_its_messages(tmp_path, capsys):
     [[pair]] = read_dialogues("d", [record, *wrong], ours, ["<|im_end|>"])
     prompt, answer = map(ours.decode, pair)
     assert prompt.startswith("add !\n") and "No." in prompt and "4" not in prompt
-    assert answer == "4<|im_end|>"
+    assert "<|im_start|>user Ann\n2 + 2?" in prompt and answer == "4<|im_end|>"
     notices = capsys.readouterr().err
     assert "d: 4 records are passed over; of the first, " in notices and "'images'" in notices
     assert "d: 1 messages of weight 0 are read, and not learnt" in notices

@@ -83,12 +83,3 @@ def test_half_precision_logits_are_warped_in_float32(dtype):
     found = warp(logits, 0.7, 0.9)
     assert found.dtype == torch.float32
     assert torch.equal(found, warp(logits.float(), 0.7, 0.9))
-
-
-def test_noise_is_made_once_for_draft_and_target():
-    """They ask for the same rows."""
-    draws = Draws(3)
-    like = torch.empty(1, 50)
-    first = draws.noise(range(10, 70), like)
-    assert torch.equal(draws.noise(range(10, 70), like), first)
-    assert draws.noise_row.cache_info().misses == 60

@@ -16,7 +16,6 @@ def test_greedy_tokens_equal_transformers():
     target = load_model(FOLDER, dtype="float64")
     target.drafting = DRAFTING
     prompt = Tokenizer(FOLDER).encode_chat(["Why is the sky blue?"])
-    expected = greedy_tokens(FOLDER, prompt, count=8)
-    for method in ("s2d", "s2d-tree"):
-        output = generate(target, prompt, target, method=method, max_new_tokens=8)
-        assert output.tokens == expected and output.exact and len(output.stats.exit_counts) > 1
+    found = generate(target, prompt, target, method="s2d-tree", max_new_tokens=6)
+    assert found.tokens == greedy_tokens(FOLDER, prompt, count=6)
+    assert found.exact and len(found.stats.exit_counts) > 1

@@ -166,31 +166,31 @@ def tiny(tmp_path):
 SOFT = "soft --init TMP/base --out TMP/draft --length 48 --batch 4 --exits 1,2,3"
 
 
-def test_soft_makes_a_draft_whose_thresholds_are_measured(tiny, tmp_path):
+def test_soft_makes_a_draft_whose_thresholds_are_measured(tiny, tmp_path, monkeypatch):
     """By two processes, with a teacher: on a twentieth of the rows, of which nothing is learnt."""
-    sums = "".join(f"{number} and {number + 1} make {2 * number + 1}. " for number in range(1300))
+    monkeypatch.setattr(nested, "FEWEST", 150)
+    sums = "".join(f"{number} and {number + 1} make {2 * number + 1}. " for number in range(300))
     asked = [dict(role="user", content="Add."), dict(role="assistant", content=sums)]
     (tmp_path / "sums.json").write_text(json.dumps({"messages": asked}))
     change_json(tiny / "config.json", eos_token_id=0)
-    some = "--data TMP/sums.json --lr 3e-3 --epochs 1 --micro-batch 2 --teacher TMP/base"
+    some = "--data TMP/sums.json --lr 1e-2 --epochs 1 --micro-batch 2 --teacher TMP/base"
     line = f"{SOFT} {some}".replace("TMP", str(tmp_path))
     assert fork(tmp_path, 2, train.main, line.split()) == [0, 0]
     error = (tmp_path / "err").read_text()
     draft = load_model(tmp_path / "draft", quick=False)
-    first, second, last = draft.drafting["thresholds"]
-    assert 0 < first < 1 and 0 < second < 1 and last == 0
-    assert 0.5 not in (first, second)
+    thresholds = draft.drafting["thresholds"]
+    assert 0.02 < min(thresholds[:2]) and thresholds[2] == 0
     ids = torch.tensor([Tokenizer(tiny).encode_chat(asked)])
     rows = (ids.shape[1] - 1) // 48
     learnt = rows - rows // 20
     held_out = [each[:, 48 * learnt : 48 * rows].view(-1, 48) for each in (ids, ids[:, 1:])]
     measured = nested.measure_thresholds(draft, held_out, (1, 2, 3))
-    assert measured == pytest.approx((first, second, last), abs=0.02)  # saved in bfloat16
-    assert f"exits (1, 2, 3), thresholds ({first}, {second}, 0.0), measured on " in error
+    assert measured == pytest.approx(thresholds, abs=0.02)  # saved in bfloat16
+    assert f"exits (1, 2, 3), thresholds {thresholds}, measured on " in error
     assert "sums.json: no answer ends with an EOS" in error
     assert f"learnt from {learnt} rows with " in error
     losses = soft_losses(draft, ids[:, 200:240], ids[:, 201:241], (1, 2, 3)) / 40
-    assert (losses < 5.5).all()  # a guess has 6.9
+    assert (losses < 4).all()  # a guess has 6.9
     assert not list(tmp_path.glob("*.checkpoint"))
 
 
@@ -215,9 +215,8 @@ def test_thresholds():
 
 
 MISTAKES = """
---data TMP/bad.json --length 65 | bad.json cannot be read: Expecting
+--data TMP/bad.json | bad.json cannot be read: Expecting
 --data TMP/lists.jsonl | lists.jsonl cannot be read: its first line is a list; expected an object
---data TMP/empty.json --length 65 | empty.json is empty
 --data TMP/none.json | no dialogue that can be learnt: the role 'GPT' is none of
 --data TMP/few.json | 0 rows of 48 tokens, and a batch has 4; give more text, or --batch 1 --length
 --epochs 1000000000000 | argument --epochs: expected a whole number from 1 to
@@ -237,7 +236,6 @@ MISTAKES = """
 def test_user_errors(tiny, tmp_path, capsys):
     (tmp_path / "bad.json").write_text('{"not": "a list"')
     (tmp_path / "none.json").write_text(json.dumps(record("x", "y", speakers=("human", "GPT"))))
-    (tmp_path / "empty.json").write_text("[]")
     (tmp_path / "few.json").write_text(json.dumps(record("x", "Yes. " * 9)))
     (tmp_path / "lists.jsonl").write_text('[{"role": "user"}]\n[]')
     (tmp_path / "cut.checkpoint").write_text("")
@@ -291,33 +289,30 @@ def test_the_python_that_is_shown(tmp_path, monkeypatch):
 def test_the_rows_are_those_that_the_shipped_draft_learnt_from(tokenizer):
     """To the last token, or it could not be made again."""
     dialogues = data.read_dialogues("mini", data.read_records("mini", 1), tokenizer)
-    tokens, labels = data.make_rows(dialogues, batch=4, length=256, millions=0.05)
+    tokens, labels = data.make_rows(dialogues, batch=4, length=256, millions=0.2)
     content = tokens.numpy().tobytes() + labels.numpy().tobytes()
-    assert len(tokens) == 196 and f"{zlib.crc32(content):08x}" == "230ab6f6"
+    assert len(tokens) == 780 and f"{zlib.crc32(content):08x}" == "8a639f08"
 
 
 def record(*texts, speakers=("human", "gpt") * 2):
     return {"conversations": [{"from": each, "value": t} for each, t in zip(speakers, texts)]}
 
 
-ROLES = ("system", "user", "assistant")
+NAMED = [{"role": role, "content": role} for role in ("system", "user", "assistant")]
 # Each is right by itself, or passed over and counted.
-GOOD = [record("a", "b", "c"), record("d", "é\u2028]}")]
+GOOD = [record("a", "b", "c"), record("d", "é\u2028]}"), {"messages": NAMED}]
 GOOD.append(record("system", "user", "assistant", speakers=("system", "human", "gpt")))
 GOOD.append(record("user", "assistant") | {"system": "system"})
-GOOD.append({"messages": [{"role": role, "content": role} for role in ROLES]})
-NONE = [record("x", None), "not a record", {"messages": []}]
-NONE += [record("no answer"), record("half a character", "\ud800")]
-NONE += [record("x", "y") | {name: ["z"]} for name in ("tools", "images", "chat_template_kwargs")]
-TURNS = ["gpt human", "human gpt gpt", "system gpt", "human chatgpt", "human bing", "human GPT"]
+NONE = [record("x", None), "not a record", {"messages": []}, record("no answer")]
+NONE += [record("half a character", "\ud800"), record("x", "y") | {"tools": ["z"]}]
+TURNS = ["gpt human", "human gpt gpt", "system gpt", "human bing"]
 NONE += [record("x", "y", "z", speakers=speakers.split()) for speakers in TURNS]
 
 
 def test_records_are_learnt_or_counted(tokenizer, tmp_path, capsys):
     """As one list or one in each line; also if a reader stops."""
-    named = GOOD[-1]["messages"]
-    dialogues = [["a", "b"], ["d", "é\u2028]}"], named, named, named]
-    expected = sorted(list(data.as_rounds(tokenizer, each)) for each in dialogues)
+    expected = [["a", "b"], ["d", "é\u2028]}"], NAMED, NAMED, NAMED]
+    expected = sorted(list(data.as_rounds(tokenizer, each)) for each in expected)
     lines = [json.dumps(each, ensure_ascii="ud800" in repr(each)) for each in GOOD + NONE]
     file = tmp_path / "d.json"
     for content in (json.dumps(GOOD + NONE), "\n\n".join(lines)):
@@ -331,7 +326,7 @@ def test_records_are_learnt_or_counted(tokenizer, tmp_path, capsys):
         for [(prompt, said)] in found[:2]:
             assert next(whole) == [([], prompt + said)]
         whole.close()
-        second = records.index(GOOD[2])
+        [_, second, *_] = [number for number, each in enumerate(records) if each in GOOD]
         assert f" {second - 1} records are passed over" in capsys.readouterr().err
 
 

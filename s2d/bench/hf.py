@@ -60,11 +60,9 @@ def show(what: str, found: str, right: bool) -> bool:
 
 def compare_tokenizers(ours: Tokenizer) -> bool:
     """Ids of texts; those of a tokenizer that transformers reads here, too, are not compared."""
-    if not isinstance(ours.model, SentencePieceModel):
-        tell("the tokenizer is not compared, as transformers itself reads it here")
-        return True
-    if not (ours.folder / "tokenizer_config.json").is_file():  # transformers then guesses
-        tell("the tokenizer is not compared, as there is no tokenizer_config.json")
+    has_config = (ours.folder / "tokenizer_config.json").is_file()  # or transformers guesses
+    if not has_config or not isinstance(ours.model, SentencePieceModel):
+        tell("the tokenizer is not compared; it is no SentencePiece with a tokenizer_config.json")
         return True
     from transformers import AutoTokenizer  # which only this needs
 

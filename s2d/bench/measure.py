@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 from ..checkpoint.notices import progress
@@ -70,7 +70,7 @@ def measure(
     methods answer a question with one seed. These seeds are made from ``seed``.
     """
     records = []
-    every = ((number, place) for number in range(1, rounds + 1) for place in range(len(questions)))
+    every = product(range(1, rounds + 1), range(len(questions)))
     every = chain([(0, 0)] if questions else [], every)
     if not quiet:
         every = progress(every, f"{title}: turns of all methods", 1 + rounds * len(questions))

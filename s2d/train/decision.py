@@ -46,7 +46,7 @@ def acceptance_of(step: Step, temperature: float) -> Tensor:
     if temperature == 0:
         return (logits.argmax(dim=-1) == drafted).float()
     p = logits.softmax(dim=-1).gather(1, drafted[:, None])[:, 0]  # (N,)
-    q = [step.tree.q[node][token].item() for node, token in enumerate(tokens)]
+    q = [own[token].item() for own, token in zip(step.tree.q[1:], tokens)]
     return (p / logits.new_tensor(q)).clamp(max=1.0)
 
 
