@@ -381,7 +381,6 @@ BROKEN = [
     ("exits: expected increasing numbers", dict(exits=[2, 1])),
     ("3 exits, but 1 thresholds", dict(exits=[1, 2, 3], thresholds=[0.5])),
     ("thresholds: expected numbers from 0", dict(exits=[1, 2], thresholds=[math.nan])),
-    ("a Datastore, as load_datastore gives", dict(datastore=object(), exits=[0])),
     ("the datastore has the token 61", dict(datastore=Datastore([61], end=[]), exits=[0])),
     ("rule: expected 'noise', 'rejection' or a function", dict(rule="coupled")),
     ("init='target' goes with", dict(rule=Greedy, init="target")),
