@@ -9,7 +9,7 @@ from s2d.cli.ending import run_program
 
 # The options that say what drafts, and how.
 DRAFTING = "draft exits thresholds draft_length tree stop rule init decision datastore".split()
-MAX_BATCH = 1024  # prompts in a pass, as in speed/batch.py, which imports PyTorch
+MAX_BATCH = 1024  # prompts in a pass
 
 
 def parse(arguments: list[str] | None = None) -> Namespace:

@@ -56,17 +56,18 @@ def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, options: Optio
     if type(shape) not in (FixedShape, GrowingShape):
         shape = CheckedShape(shape)
     drafter = SortedDraft(exits, shape, options, target.config.eos_token_ids)
-    draws = Draws(options.seed)
-    rule = make_rule(options, draws)
-    if options.decision is not None:
-        from .mcsd.decision import DecisionRule  # improved MCSD
-
-        rule = DecisionRule(rule, options.decision, exits)
+    kind = Decoder
     if options.init == "target":
         from .mcsd.roots import RootsDecoder  # improved MCSD
 
-        return RootsDecoder(target, drafter, rule, context, options, draws)
-    return Decoder(target, drafter, rule, context, options)
+        kind = RootsDecoder
+    rule = make_rule(options, Draws(options.seed))
+    decoder = kind(target, drafter, rule, context, options)
+    if options.decision is not None:
+        from .mcsd.decision import DecisionRule  # improved MCSD
+
+        decoder.rule = DecisionRule(decoder.rule, options.decision)
+    return decoder
 
 
 def as_ids(tokens: Ids, vocab_size: int) -> list[int]:

@@ -64,9 +64,6 @@ class ByLastToken:
         answers = (prediction.hidden.sum(dim=-1) % 1.0).tolist()
         return [[answer] * len(probs) for answer, probs in zip(answers, proposal.probs)]
 
-    def prepare_for(self, draft):
-        pass
-
 
 def random_tokens(seed, count, vocab=61):
     """A list of ids."""

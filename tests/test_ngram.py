@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from s2d.ngram.datastore import Datastore
-from s2d.ngram.table import FOLLOWERS, ORDER, TableExit, Text, distribution
+from s2d.ngram.datastore import FOLLOWERS, Datastore
+from s2d.ngram.table import ORDER, TableExit, Text, distribution
 from s2d.tree import Proposal, Tree
 
 
@@ -79,23 +79,16 @@ def test_exit_0_predicts_full_rows():
         assert row.tolist() == pytest.approx([known.get(each, 0.0) + left for each in range(9)])
 
 
-def test_a_suffix_with_many_followers_keeps_frequent_ones_in_a_datastore_and_late_ones_in_a_text():
+def test_a_datastore_keeps_the_most_frequent_followers_in_twenty_bytes_for_each_token():
     many = [t for i in range(2 * FOLLOWERS) for t in (1, 1000 + i)]
     twice = [t for i in range(FOLLOWERS) for t in (1, 1000 + 2 * i)]
     datastore = Datastore(many + twice, end=[0])
-    assert datastore.followers([1]) == {1000 + 2 * i: 2 for i in range(FOLLOWERS)}
-    assert datastore.followers([1, 1002]) == {1: 2}
-    late = Text()
-    late.grow(twice + many)
-    assert late.followers([1]) == {1000 + FOLLOWERS + i: 1 for i in range(FOLLOWERS)}
+    assert datastore.followers((1,)) == {1000 + 2 * i: 2 for i in range(FOLLOWERS)}
+    assert datastore.followers((1, 1002)) == {1: 2}
+    assert sum(column.nbytes for column in datastore.columns) == 20 * len(many + twice)
 
 
 def test_short_datastores_of_a_large_vocabulary():
-    assert Datastore([0], end=[0]).followers([0]) == Datastore([], end=[0]).followers([0]) == {}
+    assert Datastore([0], end=[0]).followers((0,)) == Datastore([], end=[0]).followers((0,)) == {}
     datastore = Datastore([262143, 262142, 262143], end=[0])
-    assert datastore.followers([262143]) == {262142: 1}
-
-
-def test_a_datastore_takes_twenty_bytes_for_each_token():
-    datastore = Datastore(random_tokens(random.Random(0), 20, 1000), end=[0])
-    assert sum(column.nbytes for column in datastore.columns) <= 20 * 1010
+    assert datastore.followers((262143,)) == {262142: 1}

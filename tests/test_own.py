@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from helpers import DEVICE, ByLastToken, nearly_equal, raises_line, random_llama, random_tokens
+from helpers import DEVICE, nearly_equal, raises_line, random_llama, random_tokens
 
 from s2d import Draws, LayerExit, Prediction, Proposal, generate, generate_many, start
 from s2d.options import METHODS
@@ -355,8 +355,6 @@ BROKEN = [
     ("exits: expected increasing numbers", dict(exits=[2, 1])),
     ("3 exits, but 1 thresholds", dict(exits=[1, 2, 3], thresholds=[0.5])),
     ("thresholds: expected numbers from 0", dict(exits=[1, 2], thresholds=[math.nan])),
-    ("a decision model judges exits with", dict(exits=[0, 2], decision=ByLastToken())),
-    ("a Datastore, as load_datastore gives", dict(datastore=object(), exits=[0])),
     ("rule: expected 'noise', 'rejection' or a function", dict(rule="coupled")),
     ("init='target' goes with", dict(rule=Greedy, init="target")),
     ("leaves out the token that", dict(tree=OnlyRoots((2, 2, 2)), init="target")),

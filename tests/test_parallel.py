@@ -1,6 +1,5 @@
 """Two processes give what one gives, and end together."""
 
-import os
 import subprocess
 import sys
 from datetime import timedelta
@@ -8,7 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ROOT, WEIGHTS, fork, raises_line, random_llama, random_tokens
+from helpers import ROOT, fork, random_llama, random_tokens
 
 import run
 from s2d import load_model, start
@@ -22,16 +21,12 @@ SIZES |= dict(intermediate_size=52)
 NORMS = 3 * 2 * 32  # parameters of the layers that both ranks hold
 HEADS = {"tied": (6, 2), "untied": (8, 4)}  # query heads and key/value heads of a target
 SHORT, LONG = random_tokens(0, 7), random_tokens(1, 300)  # the latter is read in a pass of its own
+REJECTION = dict(temperature=1.0, rule="rejection")
 CASES = [  # a prompt, and options
     (LONG, dict(method="ar")),
-    (LONG, dict(method="s2d", exits=(1, 2))),
-    (SHORT, dict(method="s2d", exits=(0, 1, 2), temperature=1.0)),
-    (SHORT, dict(method="s2d", temperature=1.0, rule="rejection")),
-    (SHORT, dict(method="s2d", exits=(0,))),
-    (SHORT, dict(method="s2d-tree", temperature=1.0)),
-    (SHORT, dict(method="s2d-tree", temperature=1.0, rule="rejection")),
-    (SHORT, dict(method="mcsd", tree=(3, 2), temperature=1.0, rule="rejection")),
-    (SHORT, dict(method="mcsd", tree=(3, 2), init="target", temperature=1.0, rule="rejection")),
+    (LONG, dict(method="s2d", exits=(0, 1, 2), temperature=1.0)),
+    (SHORT, dict(method="s2d-tree") | REJECTION),
+    (SHORT, dict(method="mcsd", tree=(3, 2), init="target") | REJECTION),
 ]
 
 
@@ -84,19 +79,16 @@ def test_a_divided_target_has_the_logits_and_texts_of_a_whole_one(name, tmp_path
     assert held == sum(p.numel() for p in whole.model.layers.parameters()) + NORMS
 
 
-TYPED = "What is the capital of Tadastan?\nAnd its main export?\n"
-
-
-@pytest.mark.parametrize("line", ["--prompt -", "--interactive"])
-def test_torchrun_prints_what_one_process_prints(line):
+def test_torchrun_prints_what_one_process_prints():
     """Rank 0 alone prints, and reads what is typed."""
-    words = f"run.py --target 13b --dtype float64 --max-new-tokens 8 {line}".split()
+    words = "run.py --target 13b --dtype float64 --max-new-tokens 4 --interactive".split()
     torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
-    options = dict(cwd=ROOT, input=TYPED, capture_output=True, text=True, timeout=200)
+    typed = "What is the capital of Tadastan?\nAnd its main export?\n"
+    options = dict(cwd=ROOT, input=typed, capture_output=True, text=True, timeout=200)
     one = subprocess.run([sys.executable, *words], **options)
     two = subprocess.run([sys.executable, *torchrun, *words], **options)
     assert one.returncode == two.returncode == 0, two.stderr
-    assert one.stdout == two.stdout and "Tadastan" in one.stdout
+    assert one.stdout == two.stdout and one.stdout.count("\n") == 2
     assert two.stderr.count("loading target") == 1
 
 
@@ -105,13 +97,9 @@ def ended(tmp_path, monkeypatch):
     """ended(words): what two ranks of run.py said in the end, of which none was successful."""
     monkeypatch.setattr(tensor_parallel, "AT_EXIT", timedelta(seconds=1))
 
-    def run_with(words):
-        words = words.replace("RANK", os.environ["RANK"])
-        sys.argv = ["run.py", *words.split()]
-        return run.main(sys.argv[1:])
-
     def run_on_two(words):
-        codes = fork(tmp_path, 2, run_with, f"--target 70b --max-new-tokens 8 {words}")
+        line = f"--target 13b --max-new-tokens 8 {words}".split()
+        codes = fork(tmp_path, 2, run.main, line)
         assert 2 in codes and 0 not in codes
         lines = (tmp_path / "err").read_text().splitlines()
         return [line for line in lines if line.startswith("run.py: ")]
@@ -119,13 +107,9 @@ def ended(tmp_path, monkeypatch):
     return run_on_two
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [("--seed RANK", "rank 1 was started with '--"), ("--exits 9", "exits [9]: the draft has 4")],
-)
-def test_what_ranks_find_wrong_is_said_once(words, said, ended):
-    [line] = ended(words)
-    assert said in line
+def test_what_all_ranks_find_wrong_is_said_once(ended):
+    [line] = ended("--target 7b")
+    assert "mini-7b: 5 key/value heads cannot be divided among 2 processes" in line
 
 
 def test_a_rank_that_fails_inside_a_pass_ends_all_and_says_why(ended, monkeypatch):
@@ -136,12 +120,3 @@ def test_a_rank_that_fails_inside_a_pass_ends_all_and_says_why(ended, monkeypatc
 
     monkeypatch.setattr(tensor_parallel, "sum_over_ranks", fail)
     assert ended("--json") == ["run.py: no memory on rank 1"]
-
-
-def test_every_rank_has_a_key_value_head(monkeypatch, tmp_path):
-    save_model(random_llama(0, num_key_value_heads=1), tmp_path / "one", WEIGHTS / "mini-7b")
-    monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    line = "1 key/value heads cannot be divided among 2 processes"
-    one = read_folder(tmp_path / "one")
-    raises_line(tensor_parallel.load_part, ValueError, line, one, "cpu", "auto")

@@ -2,8 +2,8 @@
 
 A small network is asked about each node that the draft predicted from (improved MCSD, arXiv
 2409.10644, "decision model"). Its answers take the place of the rule's estimates: a path that is
-not likely enough to be accepted is not continued, and drafting stops when there is no other. A
-draft that stops keeps every token it has drawn, so the text stays exact (see ``rules.Rejection``).
+not likely enough to be accepted is not continued. Every token that was drawn is still sent, so the
+text stays exact (see ``rules.Rejection``).
 """
 
 import json
@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..checkpoint.files import read_safetensors, staged
-from ..draft import Exit, LayerExit
-from ..model import Llama
+from ..options import short
 from ..rules import Prediction, Rule
 from ..tree import Proposal, Tree
 
@@ -26,12 +25,12 @@ from ..tree import Proposal, Tree
 class Decision(nn.Module):
     """Features (R, F) -> probabilities (R,) that the target accepts a token drafted there.
 
-    Attributes:
-        features: one of the two published sets: "hidden", the draft's hidden state at the exit that
-            was used, scaled to unit mean square; "stats", the entropy of its distribution and its
-            ten largest probabilities.
-        threshold: a path below it is not continued.
-        draft: the draft it was made for, see ``fingerprint``.
+    Args:
+        features: one of the two published sets. "hidden" is the draft's hidden state at the exit
+            that was used, scaled to unit mean square. "stats" is the entropy of its distribution
+            and its ten largest probabilities.
+        threshold: a path whose estimate is lower is not continued.
+        draft: the ``fingerprint`` of the draft that the model was made for.
     """
 
     def __init__(self, features: str, hidden_size: int, threshold: float, draft: str) -> None:
@@ -43,8 +42,7 @@ class Decision(nn.Module):
         sizes = {"hidden": (hidden_size, 512, 256, 1), "stats": (11, 44, 1)}[features]
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(sizes):
-            layers.append(nn.Linear(inputs, outputs))
-            layers.append(nn.ReLU())
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
 
     def inputs(self, prediction: Prediction) -> Tensor:
@@ -66,6 +64,7 @@ class Decision(nn.Module):
         proportion to the rule's estimates. If those are 0.5, 0.3 and 0.1 and the network says 0.8,
         the children get 0.8, 0.15 and 0.05.
         """
+        self.to(prediction.logits.device)  # once: later calls change nothing
         answers = self(self.inputs(prediction)).tolist()
         estimates = []
         for answer, (_, *others) in zip(answers, proposal.probs):
@@ -73,22 +72,11 @@ class Decision(nn.Module):
             estimates.append([answer] + [share * other for other in others])
         return estimates
 
-    def prepare_for(self, draft: Llama) -> None:
-        """Move to the device of ``draft``; ValueError if it was made for another draft."""
-        if self.draft != fingerprint(draft):
-            made_for = f"for draft {self.draft}, not {fingerprint(draft)}"
-            raise ValueError(f"the decision model is {made_for}")
-        self.to(draft.device)
-
 
 class DecisionRule:
-    """A rule whose estimates are those of a decision model; ``exits`` are those of the answer."""
+    """A rule whose estimates are those of a decision model."""
 
-    def __init__(self, rule: Rule, decision: Decision, exits: Sequence[Exit]) -> None:
-        """Raises ValueError for a decision model that was made for another draft."""
-        if not all(isinstance(each, LayerExit) for each in exits):
-            raise ValueError("a decision model judges exits with layers")
-        decision.prepare_for(exits[0].model)
+    def __init__(self, rule: Rule, decision: Decision) -> None:
         self.rule = rule
         self.decision = decision
         self.exact = rule.exact
@@ -101,13 +89,9 @@ class DecisionRule:
         return proposal._replace(probs=self.decision.estimate(prediction, proposal))
 
 
-def fingerprint(draft: Llama) -> str:
-    """A short name for a draft's weights: the checksum of its final norm in bfloat16."""
-    return checksum(draft.model.norm.weight)
-
-
-def checksum(weight: Tensor) -> str:
-    plain = weight.detach().to("cpu", torch.bfloat16).view(torch.int16)
+def fingerprint(norm: Tensor) -> str:
+    """A short name for a draft: the checksum of the weight of its final norm in bfloat16."""
+    plain = norm.detach().to("cpu", torch.bfloat16).view(torch.int16)
     return f"{zlib.crc32(plain.numpy().tobytes()):08x}"
 
 
@@ -122,14 +106,9 @@ def save_decision(decision: Decision, path: Path) -> None:
 def load_decision(path: Path | str) -> Decision:
     """The decision model in the file ``path``; ValueError if it holds none."""
     tensors, metadata = read_safetensors(path, "decision model")
-    if "decision" not in metadata:
-        raise ValueError(f"no decision model at {path}, but another file")
     try:
         decision = Decision(**json.loads(metadata["decision"]))
-        if not 0 <= decision.threshold <= 1:
-            raise ValueError(f"the threshold {decision.threshold} is no probability")
         decision.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"no decision model at {path}: {reason:.200}") from None
+        raise ValueError(f"no decision model at {path}: {short(error)}") from None
     return decision

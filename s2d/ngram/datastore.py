@@ -8,8 +8,8 @@ that no n-gram goes on from one document to the next.
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from safetensors.torch import save_file
 
 from ..checkpoint.files import read_safetensors, staged
 from ..model import LlamaConfig
-from .table import FOLLOWERS, ORDER
+from .table import ORDER
 
+FOLLOWERS = 64  # the most frequent tokens that are kept for one suffix; this bounds the time
 NOTHING = -1  # what stands after the end of a document
 
 
@@ -29,37 +30,28 @@ def load_datastore(path: Path | str, config: LlamaConfig) -> "Datastore":
     """
     tensors, _ = read_safetensors(path, "datastore")
     tokens = tensors.get("tokens")
-    if tokens is None or tokens.is_floating_point():
+    if tokens is None:
         raise ValueError(f"no datastore at {path}, but a file without ids called tokens")
     try:
         datastore = Datastore(tokens.numpy(), config.eos_token_ids)
         check_datastore(datastore, config.vocab_size)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
     return datastore
 
 
-def check_datastore(datastore: Any, vocab_size: int) -> None:
-    """Raise ValueError for what is no Datastore, or has tokens beyond a vocabulary."""
-    if not isinstance(datastore, Datastore):
-        words = "a Datastore, as load_datastore gives it"
-        raise ValueError(f"datastore: expected {words}, not {datastore!r:.60}")
+def check_datastore(datastore: "Datastore", vocab_size: int) -> None:
+    """Raise ValueError for a datastore that has tokens beyond a vocabulary."""
     if datastore.largest >= vocab_size:
         words = f"the token {datastore.largest}, and the target has tokens 0 to {vocab_size - 1}"
         raise ValueError(f"the datastore has {words}")
 
 
 def save_datastore(path: Path, documents: list[list[int]], config: LlamaConfig) -> None:
-    """Write ``documents``, lists of ids, as the datastore of a target of ``config``.
-
-    Raises ValueError if the target has no EOS token.
-    """
-    if not config.eos_token_ids:
-        raise ValueError("the target has no EOS token, with which the documents of a datastore end")
+    """Write ``documents``, lists of ids, as the datastore of a target of ``config``."""
     tokens: list[int] = []
     for document in documents:
-        tokens += document
-        tokens.append(config.eos_token_ids[0])
+        tokens += [*document, *config.eos_token_ids[:1]]
     dtype = torch.uint16 if config.vocab_size <= 2**16 else torch.int32
     with staged(path) as stage:
         save_file({"tokens": torch.tensor(tokens, dtype=dtype)}, stage)
@@ -103,21 +95,15 @@ class Datastore:
         order = np.lexsort(columns[::-1])  # by the first column, then by the second, and so on
         # Python's own search in a memoryview is faster than numpy's for one number.
         self.columns = [memoryview(column[order]) for column in columns]
-        self.known: dict[tuple[int, ...], dict[int, int]] = {}  # what ``followers`` has returned
+        self.followers = lru_cache(maxsize=4096)(self.count_followers)
 
-    def followers(self, suffix: Sequence[int]) -> dict[int, int]:
+    def count_followers(self, suffix: tuple[int, ...]) -> dict[int, int]:
         """The ``FOLLOWERS`` most frequent tokens that followed, with their counts."""
-        suffix = tuple(suffix)
-        if suffix in self.known:
-            return self.known[suffix]
         start = 0
         end = len(self.columns[0])
         for token, column in zip(suffix, self.columns):
             start = bisect_left(column, token, start, end)
             end = bisect_right(column, token, start, end)
-        if start == end:
-            return {}
         counts = Counter(self.columns[len(suffix)][start:end])
         del counts[NOTHING]  # it need not be there
-        self.known[suffix] = dict(counts.most_common(FOLLOWERS))
-        return self.known[suffix]
+        return dict(counts.most_common(FOLLOWERS))

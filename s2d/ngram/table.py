@@ -9,6 +9,7 @@ smoothing; Chen & Goodman 1999). A suffix that was seen c times, with u differen
 c / (c + doubt · u): nearly all, if one token followed often and no other did.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -21,7 +22,6 @@ from ..stats import Step
 from ..tree import Tree
 
 ORDER = 4  # tokens in the longest suffix
-FOLLOWERS = 64  # different tokens that a table keeps for one suffix; this bounds the time
 
 
 class Table(Protocol):
@@ -29,35 +29,29 @@ class Table(Protocol):
 
     doubts: tuple[float, ...]  # by the suffix's length, from 1 to ORDER
 
-    def followers(self, suffix: Sequence[int]) -> Mapping[int, int]:
+    def followers(self, suffix: tuple[int, ...]) -> Mapping[int, int]:
         """{token: how often it followed ``suffix``}. It is empty if the suffix is new."""
 
 
 class Text:
-    """The n-grams of the text so far. A suffix keeps the ``FOLLOWERS`` that came last."""
+    """The n-grams of the text so far."""
 
     doubts = (4.0, 2.0, 1.0, 0.7)  # what follows a lone token says least
 
     def __init__(self) -> None:
-        # A suffix -> {follower: count}. Dictionaries keep the order of insertion: the follower that
-        # was seen longest ago comes first.
-        self.table: dict[tuple[int, ...], dict[int, int]] = {}
+        self.table: dict[tuple[int, ...], Counter[int]] = {}  # suffix -> {follower: count}
         self.newest: tuple[int, ...] = ()  # the last tokens of the text, up to ORDER
 
     def grow(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text."""
         for token in tokens:
             for start in range(len(self.newest)):
-                suffix = self.newest[start:]
-                counts = self.table.setdefault(suffix, {})
-                counts[token] = counts.pop(token, 0) + 1  # the newest follower stands at the end
-                if len(counts) > FOLLOWERS:
-                    oldest = next(iter(counts))
-                    del counts[oldest]
+                counts = self.table.setdefault(self.newest[start:], Counter())
+                counts[token] += 1
             self.newest = (*self.newest, token)[-ORDER:]
 
-    def followers(self, suffix: Sequence[int]) -> Mapping[int, int]:
-        return self.table.get(tuple(suffix), {})
+    def followers(self, suffix: tuple[int, ...]) -> Mapping[int, int]:
+        return self.table.get(suffix, {})
 
 
 def distribution(tables: list[Table], context: list[int]) -> dict[int, float]:
@@ -74,7 +68,7 @@ def distribution(tables: list[Table], context: list[int]) -> dict[int, float]:
     left = 1.0
     probs: dict[int, float] = {}
     for length in range(min(ORDER, len(context)), 0, -1):
-        suffix = context[-length:]
+        suffix = tuple(context[-length:])
         for table in tables:
             counts = table.followers(suffix)
             if not counts:

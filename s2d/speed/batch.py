@@ -1,27 +1,28 @@
 """Several prompts at once, each as if it were alone: their target passes are made as one.
 
-Nothing is padded or aligned. The new positions of all prompts are one row, in which matmuls read
-every weight once; attention alone is done per prompt, on its own KV cache and with its own mask.
+Nothing is padded or aligned. The new positions of all prompts are one row, for which matmuls read
+every weight once. Only attention is computed per prompt, on its own KV cache and with its own mask.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..cache import KVCache, LayerCache
+from ..cache import KVCache, LayerCache, NoCache
 from ..decoder import Decoder
 from ..generation import make_decoder
 from ..model import Llama
-from ..options import Options, decide
+from ..options import Options, decide, expect
 from ..stats import Generation
 from ..tree import Tree
 
-MAX_BATCH = 1024  # prompts in a pass
+Pass = tuple[Tensor, Tensor]  # what ``Decoder.run_target`` returns: hidden states and logits
+Loop = Generator[tuple[Decoder, Tree], Pass | None, Generation]  # see ``decode``
 
 
 def generate_many(
@@ -49,80 +50,64 @@ def decode_many(
     target: Llama, prompts: Iterable[list[int]], draft: Llama | None, options: Options, batch: int
 ) -> Iterator[Generation | ValueError]:
     """Yield the answer to each prompt, in order. Of a prompt that cannot be run, its ValueError."""
-    if not isinstance(batch, int) or not 1 <= batch <= MAX_BATCH:
-        raise ValueError(f"batch: expected a whole number from 1 to {MAX_BATCH}, not {batch!r:.20}")
-    numbered = enumerate(prompts)
-    active: dict[int, Decoder] = {}
-    results: dict[int, Generation | ValueError] = {}  # what may be yielded, or waits for its turn
-    number = 0  # of the prompt whose turn it is
+    expect(isinstance(batch, int) and batch > 0, "batch: expected a whole number from 1", batch)
+    fresh = (
+        (number, decode(target, prompt, draft, replace(options, seed=options.seed + number)), None)
+        for number, prompt in enumerate(prompts)
+    )
+    active: list[tuple[int, Loop, Pass]] = []  # prompts by number, and what their loops are sent
+    results: dict[int, Generation | ValueError] = {}  # they wait for the turn of their prompts
+    turn = 0
     while True:
-        for index, prompt in islice(numbered, batch - len(active)):
-            own = replace(options, seed=options.seed + index)
-            try:
-                active[index] = make_decoder(target, prompt, draft, own)
-            except ValueError as error:
-                results[index] = error
-        if active:
-            results |= run_step(target, active)
-        elif not results:
+        loops = []
+        trees = []  # of the next pass, with their Decoders
+        with torch.inference_mode():
+            for number, loop, sent in chain(active, fresh):
+                try:
+                    trees.append(loop.send(sent))
+                    loops.append((number, loop))
+                except StopIteration as end:
+                    results[number] = end.value
+                except ValueError as error:
+                    results[number] = error
+                if len(loops) == batch:
+                    break
+        while turn in results:
+            yield results.pop(turn)
+            turn += 1
+        if not trees:
             return
-        while number in results:
-            yield results.pop(number)
-            number += 1
+        passes = run_together(target, trees)
+        active = [(*each, sent) for each, sent in zip(loops, passes)]
 
 
-def run_step(target: Llama, active: dict[int, Decoder]) -> dict[int, Generation | ValueError]:
-    """A step of every Decoder of ``active``; those that end or fail leave it. Returns their ends.
-
-    The parts of a step are those of ``Decoder.decode``.
-    """
-    results: dict[int, Generation | ValueError] = {}
-    with torch.inference_mode():
+def decode(target: Llama, prompt: list[int], draft: Llama | None, options: Options) -> Loop:
+    """``Decoder.decode``, but the trees are yielded, and the target's passes are sent."""
+    decoder = make_decoder(target, prompt, draft, options)
+    while not decoder.ended:
         began = time.perf_counter()
-        trees = {}
-        for index, decoder in active.items():
-            try:
-                trees[index] = decoder.draft()
-            except ValueError as error:
-                results[index] = error
-        passes = run_together(target, [active[index] for index in trees], [*trees.values()])
-        for (index, tree), (hidden, logits) in zip(trees.items(), passes):
-            decoder = active[index]
-            try:
-                accepted, bonus = decoder.rule.verify(tree, logits)
-                step = decoder.emit(tree, logits, hidden, accepted, bonus)
-                decoder.roll_back(step)
-            except ValueError as error:
-                results[index] = error
-                continue
-            step.seconds = time.perf_counter() - began
-            decoder.stats.add(step)
-            if decoder.ended:
-                decoder.end()
-                results[index] = decoder.result()
-    for index in results:
-        del active[index]
-    return results
+        tree = decoder.draft()
+        hidden, logits = yield decoder, tree
+        accepted, bonus = decoder.rule.verify(tree, logits)
+        step = decoder.emit(tree, logits, hidden, accepted, bonus)
+        decoder.roll_back(step)
+        step.seconds = time.perf_counter() - began
+        decoder.stats.add(step)
+    decoder.end()
+    return decoder.result()
 
 
-def run_together(
-    target: Llama, decoders: list[Decoder], trees: list[Tree]
-) -> list[tuple[Tensor, Tensor]]:
-    """Run the target once, over what it has not read for any Decoder.
-
-    Returns for each tree what ``Decoder.run_target`` does: hidden states (T, hidden) and logits
-    (N+1, V).
-    """
-    if not trees:  # all have failed
-        return []
-    inputs = [decoder.inputs(tree) for decoder, tree in zip(decoders, trees)]
+@torch.inference_mode()
+def run_together(target: Llama, trees: list[tuple[Decoder, Tree]]) -> list[Pass]:
+    """Run the target once, over what it has not read for any Decoder: a Pass for each tree."""
+    inputs = [decoder.inputs(tree) for decoder, tree in trees]
     tokens, positions, masks = zip(*inputs)
     sizes = [each.shape[1] for each in tokens]
-    cache = SeveralCaches([decoder.cache for decoder in decoders], sizes, masks)
+    cache = SeveralCaches([decoder.cache for decoder, _ in trees], sizes, masks)
     hidden = target.embed(torch.cat(tokens, dim=1))  # (1, T, hidden), T of all prompts
     hidden = target.run_layers(hidden, positions=torch.cat(positions), cache=cache)
     states = hidden[0].split(sizes)
-    counts = [len(tree.tokens) for tree in trees]
+    counts = [len(tree.tokens) for _, tree in trees]
     needed = [rows[-count:] for rows, count in zip(states, counts)]
     return list(zip(states, target.logits(torch.cat(needed)).split(counts)))
 
@@ -137,25 +122,17 @@ class SeveralLayers(NamedTuple):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
         """As ``LayerCache.attend``, for all prompts: (1, H, T, D)."""
         by_prompt = zip(*(each.split(self.sizes, dim=2) for each in (q, k, v)))
-        attended = []
-        for part, (q, k, v), mask in zip(self.parts, by_prompt, self.masks):
-            attended.append(part.attend(q, k, v, mask))
-        return torch.cat(attended, dim=2)
+        prompts = zip(self.parts, by_prompt, self.masks)
+        return torch.cat([part.attend(*new, mask) for part, new, mask in prompts], dim=2)
 
 
-class SeveralCaches:
+class SeveralCaches(NoCache):
     """The caches of several prompts in the place of one: each prompt attends to its own."""
-
-    length = 0  # of what all prompts share
 
     def __init__(
         self, caches: list[KVCache], sizes: list[int], masks: Sequence[Tensor | None]
     ) -> None:
-        self.caches = caches
-        self.sizes = sizes
+        for cache, size in zip(caches, sizes):
+            cache.extend(size)
         layers = zip(*(cache.layers for cache in caches))
         self.layers = [SeveralLayers(parts, sizes, masks) for parts in layers]
-
-    def extend(self, T: int) -> None:
-        for cache, size in zip(self.caches, self.sizes):
-            cache.extend(size)

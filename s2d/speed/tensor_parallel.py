@@ -33,10 +33,7 @@ AT_EXIT = timedelta(seconds=20)  # how long a rank waits at its end for the othe
 
 
 def join_processes() -> None:
-    """Join the processes that torchrun started, if it did; rank 0 alone prints.
-
-    Raises ValueError on every rank if the command lines of two ranks differ.
-    """
+    """Join the processes that torchrun started, if it did; rank 0 alone prints."""
     if not dist.is_torchelastic_launched():
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -46,19 +43,13 @@ def join_processes() -> None:
     if rank > 0:
         sys.stdout = open(os.devnull, "w")
         sys.stderr = StringIO()
-    lines: list[Any] = [None] * ranks
-    dist.all_gather_object(lines, sys.argv[1:])
-    for other, line in enumerate(lines):
-        if line != lines[0]:
-            found = f"{' '.join(line)!r}, not {' '.join(lines[0])!r} as rank 0"
-            raise ValueError(f"rank {other} was started with {found}")
 
 
 def leave_processes(store: dist.Store, stderr: TextIO) -> None:
-    """At the end of a rank, wait for the others: torchrun ends them when one has failed.
+    """At the end of a rank, wait for the others, as torchrun ends them all when one has failed.
 
     So rank 0 has the time to say what all ranks find wrong. If a rank fails alone, the others wait
-    for its part of a sum, and it says here what is wrong.
+    for its part of a sum. Then it says here what is wrong.
     """
     rank = dist.get_rank()
     store.set(f"{rank} has ended", "")
@@ -81,9 +72,7 @@ def from_rank_0(function: Callable[[], Any]) -> Any:
 
 
 def own_device(name: str) -> torch.device:
-    """The device of this process: the CPU, or a GPU that no other process has."""
-    if dist.is_initialized() and name not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"under torchrun each process has its own GPU: cuda, not {name!r}")
+    """The device of this process; under torchrun, ``cuda`` is a GPU that no other process has."""
     device = check_device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -101,9 +90,8 @@ def load_part(folder: ModelFolder, device: str, dtype: str) -> Llama:
     kv_heads = config.num_key_value_heads  # each with its queries
     for size, what in ((kv_heads, "key/value heads"), (config.intermediate_size, "MLP units")):
         if size % ranks:
-            raise ValueError(
-                f"{folder.path}: {size} {what} cannot be divided among {ranks} processes"
-            )
+            words = f"{size} {what} cannot be divided among {ranks} processes"
+            raise ValueError(f"{folder.path}: {words}")
 
     def share(name: str, tensor: Tensor) -> Tensor:
         kind = name.split(".")[-2]

@@ -162,13 +162,12 @@ function drawTree(step) {
   at("node").textContent = "Point at a node, touch it, or go to it with the Tab key.";
 }
 
-/** Why a tree has no more levels. Its shape has some, and the answer and the context leave room for some. */
-function whyEnded({ asked, depths: [depth, ofShape, ofRoom] }) {
+/** Why a tree has no more levels. */
+function whyEnded({ asked, depths: [depth, ofShape] }) {
   if (depth === 0 && !Object.keys(asked).length) return "Nothing is drafted in this step.";
   if (depth === ofShape) return "Drafting ended with the last level of the tree.";
-  if (depth >= ofRoom) return "Drafting ended where the answer or the context must end.";
   if (depth + 1 in asked) return "Drafting ended because nothing was known about the next token.";
-  return "Drafting ended because every path had ended, or was too unlikely to be followed.";
+  return "Drafting ended because every path had ended or was too unlikely to be followed, or the answer may not be longer.";
 }
 
 /** A row for each exit, a column for each level: how sure the exit was, if it was asked. The last one
@@ -190,17 +189,17 @@ function drawLevels(step) {
 
 /** By rule: what decides at a position, and why that leaves the target's text or distribution as it is. */
 const RULES = {
-  greedy: {
+  Greedy: {
     choice: "the target's likeliest token",
     why: "p is the target's distribution. A node is accepted only if it is the likeliest token, so the text is the target's own.",
   },
-  noise: {
+  SharedNoise: {
     choice: "the largest log p + g",
     why: "The target takes the token with the largest log p + g, which is a draw from its distribution p. The Gumbel noise g "
       + "depends on the seed and the position alone, so the text is the same whatever is drafted (Daliri et al. 2024, arXiv "
       + "2408.07978).",
   },
-  rejection: {
+  Rejection: {
     why: "p is the target's distribution and q the draft's. A token that was drawn from q is tested by p / q, and a token of a "
       + "growing tree, which was chosen, by p. After a rejection p is the residual distribution, and q is without the token. "
       + "Each test leaves p as the distribution of the output (Leviathan et al. 2023, appendix A.1), and so do several at one "
@@ -214,7 +213,7 @@ const ROOTS = "Every root of the target counts as accepted. The tokens below eac
 /** The chosen position: a button for each, the tests there in sentences, and the distributions. */
 function drawPosition(step) {
   const { ids, tests, bonus, columns, said } = step.positions[chosen], { nodes, path } = step;
-  const { choice, why } = RULES[about.rule] ?? OWN_RULE;
+  const { choice, why } = RULES[about.options.rule] ?? OWN_RULE;
   at("positions").replaceChildren(...step.positions.map((_, i) => {
     const before = i ? piece(nodes.tokens[path[i - 1]]) : "the context", press = { "aria-pressed": i === chosen };
     return make("button", { type: "button", onclick: () => show(current, i), ...press }, "after ", before);
@@ -243,7 +242,7 @@ function drawPosition(step) {
   }
   at("lines").replaceChildren(...lines);
   drawTable(ids, columns, said);
-  at("why").textContent = about.rule !== null && !about.exact ? ROOTS : why;
+  at("why").textContent = about.options.rule in RULES && !about.exact ? ROOTS : why;
 }
 
 /** The bars of log p + g: how large e to the power of it is, next to the largest. Where p is 0, it is "-inf". */
@@ -260,7 +259,7 @@ function drawTable(ids, columns, said) {
   const shown = columns.map(([name, after, row], i) => ({
     head: after === null ? [name] : [`${name} `, piece(after)],
     kind: name.startsWith("q") ? "q" : name === "g" ? null : "p", // g is no probability
-    row, shares: name === "log p + g" ? compare(row) : row, decides: i >= first && about.rule !== null,
+    row, shares: name === "log p + g" ? compare(row) : row, decides: i >= first && about.options.rule in RULES,
   }));
   const deciding = shown.slice(first), others = shown.slice(0, first); // on a phone, these are out of sight
   const all = [...deciding, ...others.slice(0, 1), ...exits, ...others.slice(1)];

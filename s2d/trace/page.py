@@ -21,9 +21,12 @@ FOLDER = Path(__file__).parent
 def trace(decoder: Decoder, pair: Pair, file: Path) -> Iterator[Step]:
     """Yield the steps of an answer, and write them to ``file`` as a page."""
     draft = pair.found.draft
-    models = {"target": pair.folder.path.name, "draft": draft and draft.path.name}
-    recorder = Recorder(pair.tokenizer, decoder, models, exit_colors(pair))
-    yield from recorder.record()
+    about = {"target": pair.folder.path.name, "draft": draft and draft.path.name}
+    about["colors"] = {number: color.name for number, color in exit_colors(pair).items()}
+    recorder = Recorder(pair.tokenizer, decoder, about)
+    for step in decoder:
+        recorder.add(step)
+        yield step
     from_rank_0(lambda: write_page(recorder.data(), file))
     tell(f"wrote {file}")
 

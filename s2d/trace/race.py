@@ -64,8 +64,7 @@ def draw_race(pair: Pair, rounds: int = 9, tokens: int = 64) -> str:
                 for letter in text:
                     row, column = places.pop(0)
                     place = f'x="{left + WIDTH * column:.1f}" y="{92 + LINE * row}"'
-                    if column < len(lines[row].rstrip()):  # no line under a space at the end
-                        body += f"<text{kind} {place}>{escape(letter)}</text>"
+                    body += f"<text{kind} {place}>{escape(letter)}</text>"
             # The count covers that of the step before.
             body += f'<rect class="paper" x="{left}" y="46" width="400" height="20"/>'
             body += f'<text x="{left}" y="61">passes {step + 1}  {1000 * end:.0f} ms</text></g>'

@@ -6,48 +6,40 @@ exits and around the rule's draws write down. Recording changes no answer.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..checked import CheckedRule
 from ..checkpoint.tokenizer import TextStream, Tokenizer
-from ..cli.colors import Color
 from ..cli.terminal import describe
 from ..decoder import Decoder
 from ..draft import Exit
-from ..mcsd.decision import DecisionRule
-from ..mcsd.roots import LongestPath, RootsDecoder
-from ..rules import Greedy, Prediction, Rejection, SharedNoise, residual, without
+from ..rules import Prediction, Rejection, SharedNoise, residual, without
 from ..sampling import Draws, warp
 from ..stats import Step
 from ..tree import Tree
 
 LIKELIEST = 6  # of the vocabulary, the target's likeliest tokens are shown, and those in the tree
-RULES = {Greedy: "greedy", Rejection: "rejection", SharedNoise: "noise"}  # as page.js calls them
 
 
 class RecordedExit:
-    """An exit that tells a recorder what it predicts."""
+    """An exit that tells a recorder what it predicts; all else is the exit's own."""
 
     def __init__(self, exit_: Exit, recorder: "Recorder") -> None:
         self.exit = exit_
         self.recorder = recorder
-        self.exit_layer = exit_.exit_layer
-        self.max_positions = exit_.max_positions
-        self.keep = exit_.keep
-        if hasattr(exit_, "end"):
-            self.end = exit_.end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.exit, name)
 
     def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
         prediction = self.exit.predict(tree, nodes)
         confidence = short(prediction.confidence)
         self.recorder.asked[tree.depth + 1].append((self.exit_layer, confidence))
-        if prediction.confidence > 0:  # else it knows nothing
-            for node, row in zip(nodes, warp(prediction.logits, temperature=1.0)):
-                self.recorder.said[tuple(tree.path(node))].append((self.exit_layer, row))
+        for node, row in zip(nodes, warp(prediction.logits, temperature=1.0)):
+            self.recorder.said[tuple(tree.path(node))].append((self.exit_layer, row))
         return prediction
 
 
@@ -66,15 +58,9 @@ class RecordedDraws(Draws):
 
 
 class Recorder:
-    """Keeps what a Decoder does that has done nothing yet. ``colors`` are those of its exits."""
+    """Keeps what a Decoder does, which has done nothing yet. The page shows ``about``, too."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        decoder: Decoder,
-        names: dict[str, Any],
-        colors: dict[int, Color],
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, decoder: Decoder, about: dict[str, Any]) -> None:
         self.tokenizer = tokenizer
         self.decoder = decoder
         self.steps: list[dict[str, Any]] = []
@@ -86,43 +72,24 @@ class Recorder:
 
         decoder.drafter.exits = [RecordedExit(each, self) for each in decoder.drafter.exits]
         self.rule = decoder.rule
-        while isinstance(self.rule, CheckedRule | DecisionRule | LongestPath):
+        while hasattr(self.rule, "rule"):  # it wraps another one, as a decision model does
             self.rule = self.rule.rule
-        rule_name = RULES.get(type(self.rule))
-        if rule_name == "rejection":
+        if type(self.rule) is Rejection:
             self.rule.draws = RecordedDraws(self.rule.draws)
-        used = {"exits": decoder.stats.exits, "rule": rule_name or type(self.rule).__name__}
-        self.about = names | {
-            "options": describe(decoder.options) | used,
-            "rule": rule_name,
-            "exact": decoder.rule.exact,
-            "colors": {each: color.name for each, color in colors.items()},
-        }
-
-    def record(self) -> Iterator[Step]:
-        """Yield the Steps of the decoder, recorded."""
-        for step in self.decoder:
-            with torch.inference_mode():
-                self.add(step)
-            yield step
+        used = {"exits": decoder.stats.exits, "rule": type(self.rule).__name__}
+        options = describe(decoder.options) | used
+        self.about = about | {"options": options, "exact": decoder.rule.exact}
 
     def add(self, step: Step) -> None:
         """Record a Step that was just made."""
         tree = step.tree
         options = self.decoder.options
-        if isinstance(self.rule, Rejection | SharedNoise):
-            p = self.rule.distribution(step.logits)
-        else:
-            p = warp(step.logits, options.temperature or 1.0, options.top_p, options.top_k)
-        p = p.cpu()  # (N+1, V)
-        if self.about["rule"] == "rejection":
+        temperature = options.temperature or 1.0
+        p = warp(step.logits, temperature, options.top_p, options.top_k).cpu()  # (N+1, V)
+        if type(self.rule) is Rejection:
             self.replay_tests(tree, p)
-        n = len(tree.context)
-        # As in ``Decoder.draft``: how deep the length of the answer and the exits let a tree be.
-        room = self.decoder.limit - n - (0 if isinstance(self.decoder, RootsDecoder) else 1)
-        room = min(room, self.decoder.drafter.max_positions - n + 1)
         recorded = {
-            "n": n,
+            "n": len(tree.context),
             "tokens": step.tokens,
             "sources": step.sources,
             "path": step.accepted,
@@ -135,7 +102,7 @@ class Recorder:
                 "p": [None, *short(p[tree.parents[1:], tree.tokens[1:]])],
             },
             "asked": dict(self.asked),
-            "depths": [tree.depth, options.shape.depth, room],
+            "depths": [tree.depth, options.shape.depth],
             "cached": self.decoder.cache.length,
             "positions": [self.position(step, node, p[node]) for node in [0, *step.accepted]],
             "ms": short(1000 * step.seconds),
@@ -148,18 +115,19 @@ class Recorder:
         """Note what ``Rejection.verify`` did, by its flips; p (N+1, V) is the target's."""
         flips = iter(self.rule.draws.flips)
         # The nodes whose children are tested, the next one last. Roots are tested one by one.
-        nodes = tree.children(0)[::-1] if isinstance(self.decoder.rule, LongestPath) else [0]
+        nodes = tree.children(0)[::-1] if self.decoder.options.init == "target" else [0]
         while nodes:
             node = nodes.pop()
             left = p[node]
-            q = tree.q.get(node)
-            for child in tree.children(node):
+            children = tree.children(node)
+            q = tree.q[children[0]] if children else None
+            for child in children:
                 token = tree.tokens[child]
                 chance, number = next(flips)
-                test = {"p": left[token].item(), "chance": min(1.0, chance), "draw": number}
+                numbers = {"p": left[token].item(), "chance": min(1.0, chance), "draw": number}
                 if q is not None:
-                    test["q"] = q[token].item()
-                self.tests[child] = {name: short(value) for name, value in test.items()}
+                    numbers["q"] = q[token].item()
+                self.tests[child] = {name: short(value) for name, value in numbers.items()}
                 if number < chance:
                     nodes.append(child)
                     break
@@ -177,24 +145,23 @@ class Recorder:
         if is_last and not bonus and self.decoder.ended:
             children = []  # the answer has ended before this position
         tested = [child for child in children if child in self.tests] or children
-        tests = []
-        for child in tested:
-            numbers = self.tests.get(child, {})
-            tests.append({"node": child, "accepted": child in step.accepted} | numbers)
+        tests = [
+            {"node": child, "accepted": child in step.accepted} | self.tests.get(child, {})
+            for child in tested
+        ]
         columns = [("p", None, p)]
-        if tests and node in tree.q:
-            columns.append(("q", None, tree.q[node]))
+        if tests and tree.q[children[0]] is not None:
+            columns.append(("q", None, tree.q[children[0]]))
         for child in tested:
             if child in self.left:
                 columns.append(("residual after", tree.tokens[child], self.left[child]))
-        if isinstance(self.rule, SharedNoise):
+        if type(self.rule) is SharedNoise:
             g = self.rule.draws.noise(tree.next_positions([node]), like=p)[0]  # (V,)
             columns += [("g", None, g), ("log p + g", None, p.log() + g)]
-        said = [(exit_layer, row.cpu()) for exit_layer, row in self.said[tuple(tree.path(node))]]
+        said = self.said[tuple(tree.path(node))]
         likeliest = p.topk(min(LIKELIEST, int(p.count_nonzero()))).indices.tolist()
-        favourites = [row.argmax().item() for _, row in said]
         drafted = [tree.tokens[child] for child in children]
-        ids = list(dict.fromkeys([*drafted, *bonus, *likeliest, *favourites]))
+        ids = list(dict.fromkeys([*drafted, *bonus, *likeliest]))
         return {
             "bonus": bonus[0] if bonus else None,
             "ids": ids,

@@ -46,7 +46,7 @@ def acceptance_of(step: Step, temperature: float) -> Tensor:
     if temperature == 0:
         return (logits.argmax(dim=-1) == drafted).float()
     p = logits.softmax(dim=-1).gather(1, drafted[:, None])[:, 0]  # (N,)
-    q = [own[token].item() for own, token in zip(step.tree.q[1:], tokens)]
+    q = [row[token].item() for row, token in zip(step.tree.q[1:], tokens)]
     return (p / logits.new_tensor(q)).clamp(max=1.0)
 
 
@@ -83,7 +83,8 @@ def train_decision(
         raise ValueError(f"{data} has no question that is short enough for {target}")
     torch.manual_seed(run.seed)
     size = pair.draft.config.hidden_size
-    decision = Decision(features, size, THRESHOLD, fingerprint(pair.draft)).to(pair.draft.device)
+    name = fingerprint(pair.draft.model.norm.weight)
+    decision = Decision(features, size, THRESHOLD, name).to(pair.draft.device)
     inputs, labels = collect(decision, pair, questions)
     fit_decision(decision, inputs, labels, epochs, run.seed)
     save_decision(decision, run.out)
