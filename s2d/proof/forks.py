@@ -6,13 +6,16 @@ branch, until all of them are taken. The program is any code that draws by PyTor
 It is not changed, and knows nothing of this.
 """
 
-import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from math import inf
+from typing import Any, NoReturn
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -20,16 +23,17 @@ from torch.quasirandom import SobolEngine
 
 from ..checkpoint.notices import progress
 from ..sampling import Draws
-from .unseen import other_names, states
 
-LIMIT = 100_000  # runs
 REPEATS = 32  # runs that are made twice, to see that nothing but the forks decides
-POINTS = 2048  # at which numbers that are not only compared are integrated: good to two digits
 NUMBERS = 256  # uniform numbers in a run, at most: their ids are exact in any float type
 LEAST = 1e-12  # branches that are less probable are not taken: they come from rounding
+UNSEEN = "it draws in a way that is not seen, or keeps something from run to run"
+DIFFER = f"two runs of the program with the same draws differ: {UNSEEN}"
+# What gives a program a generator of its own. With a seed, each run would draw the same from it.
+SOURCES = "os.urandom random.Random numpy.random.default_rng numpy.random.Generator".split()
 Outcome = tuple[int, ...]
 Program = Callable[[Draws], Iterable[int]]
-Path = list[tuple[list[float], int]]  # by fork: the probabilities of its branches, the one taken
+Path = list[int]  # the branches that were taken
 
 
 @dataclass(frozen=True)
@@ -50,35 +54,59 @@ class Law:
         return sorted(rows, key=lambda row: -abs(row[1] - row[2]))[:count]
 
 
-def law(program: Program, points: int = POINTS, limit: int = LIMIT) -> Law:
+def law(program: Program, points: int = 2048, limit: int = 100_000) -> Law:
     """The law of what ``program(draws)`` returns: tokens, or other whole numbers.
 
     A program of this project takes its random numbers from ``draws``, or from a ``Draws`` that it
     makes; others need not look at it. Where a uniform number is only compared, the comparison is a
     fork, and the law is exact. What is computed from a number, such as noise, is integrated over so
-    many ``points``.
+    many ``points``; 2048 are good to two digits.
 
     Raises ValueError if there are more than ``limit`` outcomes, if the program draws in a way that
     is not seen, or if it keeps something from run to run.
     """
     forks = Forks(points)
-    probs: dict[Outcome, float] = {}
-    ends: list[tuple[Path, Outcome]] = []
+    ends: list[tuple[Path, Outcome, float]] = []
     waiting: list[Path] = [[]]
-    with other_names({random.random: forks.rand, Draws: partial(ForkedDraws, forks)}), forks:
+    with ExitStack() as stack:
+        for name in SOURCES:
+            stack.enter_context(patch(name, partial(refuse, name)))
+        stack.enter_context(patch("random.random", partial(forks.rand, ())))
+        stack.enter_context(patch.object(Draws, "__init__", ForkedDraws.__init__))
+        stack.enter_context(forks)
         for _ in progress(range(limit), "runs of the program"):
+            path = waiting.pop()
+            ends.append((path, *forks.run(program, path)))
+            waiting += forks.untried
             if not waiting:
                 break
-            outcome = forks.run(program, waiting.pop())
-            probs[outcome] = probs.get(outcome, 0.0) + forks.probability
-            ends.append((forks.path, outcome))
-            waiting += forks.untried
-        if waiting:
+        else:
             raise ValueError(f"the program has more than {limit:,} outcomes")
         for number in range(REPEATS):
-            path, outcome = ends[number * len(ends) // REPEATS]
-            forks.check(forks.run(program, path) == outcome)
+            path, outcome, _ = ends[number * len(ends) // REPEATS]
+            if forks.run(program, path)[0] != outcome:
+                raise ValueError(DIFFER)
+    probs: dict[Outcome, float] = {}
+    for _, outcome, probability in ends:
+        probs[outcome] = probs.get(outcome, 0.0) + probability
+    if abs(sum(probs.values()) - 1.0) > 1e-6:
+        raise ValueError(DIFFER)
     return Law(probs, enumerated=not forks.integrated)
+
+
+def refuse(name: str, *args: Any, **kwargs: Any) -> NoReturn:
+    """In the place of one of the SOURCES."""
+    raise ValueError(f"the program draws by {name}, which is not seen")
+
+
+def states() -> dict[str, Any]:
+    """The states of the generators that are shared. A draw that is a fork leaves them alone."""
+    _, keys, *position = np.random.get_state()
+    return {
+        "PyTorch": torch.get_rng_state().numpy().tobytes(),
+        "Python's random": random.getstate(),
+        "NumPy": (keys.tobytes(), position),
+    }
 
 
 class Uniform(Tensor):
@@ -92,12 +120,11 @@ class Forks(TorchFunctionMode):
         super().__init__()
         table = SobolEngine(NUMBERS, scramble=True, seed=0).draw(points)
         self.points = table.clamp(1e-6, 1 - 1e-6).tolist()
-        self.equal = [1.0 / points] * points
         self.integrated = False
         self.states = states()
 
-    def run(self, program: Program, path: Path) -> Outcome:
-        """Take the branches of ``path``, and then always the first one.
+    def run(self, program: Program, path: Path) -> tuple[Outcome, float]:
+        """The outcome and its probability, by the branches of ``path``, and then the first ones.
 
         The paths with the other branches go to ``untried``.
         """
@@ -107,83 +134,61 @@ class Forks(TorchFunctionMode):
         self.untried: list[Path] = []
         self.intervals: list[tuple[float, float]] = []  # of each uniform number, by its id
         self.point: list[float] | None = None  # None until a number itself is asked for
-        self.seeds: set[int | None] = set()
-        outcome = tuple(int(token) for token in program(ForkedDraws(self, seed=None)))
+        outcome = tuple(int(token) for token in program(Draws(seed=0)))
         for name, state in states().items():
             if state != self.states[name]:
                 raise ValueError(f"the program draws by {name} in a way that is not seen, or seeds")
-        self.check(self.used >= len(path))
-        return outcome
+        return outcome, self.probability
 
-    def check(self, same: bool) -> None:
-        if not same:
-            words = "it draws in a way that is not seen, or keeps something from run to run"
-            raise ValueError(f"two runs of the program with the same draws differ: {words}")
-
-    def choose(self, chances: list[float]) -> int:
-        """The branch of a fork whose branches have these probabilities."""
+    def choose(self, weights: list[float]) -> int:
+        """The branch of a fork. The ``weights`` are in proportion to the probabilities."""
+        total = sum(weights)
+        if not 0 < total < inf:
+            raise ValueError(f"nothing can be drawn from weights that sum to {total}")
         if self.used == len(self.path):
-            first, *others = [branch for branch, chance in enumerate(chances) if chance > LEAST]
-            self.untried += [[*self.path, (chances, other)] for other in others]
-            self.path.append((chances, first))
-        expected, branch = self.path[self.used]
-        if expected is not chances:
-            self.check(len(expected) == len(chances))
-            self.check(all(abs(a - b) < 1e-6 for a, b in zip(expected, chances)))
+            least = LEAST * total
+            first, *others = [branch for branch, weight in enumerate(weights) if weight > least]
+            self.untried += [[*self.path, other] for other in others]
+            self.path.append(first)
+        branch = self.path[self.used]
+        if branch >= len(weights):
+            raise ValueError(DIFFER)
         self.used += 1
-        self.probability *= chances[branch]
+        self.probability *= weights[branch] / total
         return branch
 
-    def draw(self, weights: list[float], count: int, replacement: bool = False) -> list[int]:
-        """``count`` tokens, each drawn from the ``weights`` (V,) that the ones before leave."""
-        tokens: list[int] = []
-        left = list(weights)
-        for _ in range(count):
-            total = math.fsum(left)
-            if not 0 < total < math.inf or min(left) < 0:
-                raise ValueError(f"nothing can be drawn from weights that sum to {total}")
-            tokens.append(self.choose([weight / total for weight in left]))
-            if not replacement:
-                left[tokens[-1]] = 0.0
-        return tokens
-
-    def is_below(self, number: int, bound: float) -> bool:
-        """Whether a number is below a bound. This may be a fork; then more is known of it."""
-        low, high = self.intervals[number]
-        if not low < bound < high:
-            return low < bound
-        chance = (bound - low) / (high - low)
-        below = self.choose([chance, 1.0 - chance]) == 0
-        self.intervals[number] = (low, bound) if below else (bound, high)
-        return below
-
     def compare(self, numbers: Uniform, bounds: Any, below: bool) -> Tensor:
-        """Whether each of the ``numbers`` is ``below`` its bound, or else above it."""
+        """Whether each of the ``numbers`` is ``below`` its bound, or else above it.
+
+        Each may be a fork; then more is known of the number.
+        """
         bounds = torch.as_tensor(self.known(bounds), dtype=torch.float64)
         ids, bounds = torch.broadcast_tensors(numbers, bounds)
-        pairs = zip(ids.flatten().tolist(), bounds.flatten().tolist())
-        # Nothing is below or above NaN.
-        found = [bound == bound and self.is_below(int(id), bound) == below for id, bound in pairs]
-        return torch.tensor(found, dtype=torch.bool).reshape(ids.shape)
-
-    def number(self, number: int) -> float:
-        """A number itself, at the point of this run."""
-        low, high = self.intervals[number]
-        if low < high:
-            if self.point is None:
-                self.integrated = True
-                self.point = self.points[self.choose(self.equal)]
-            low += (high - low) * self.point[number]
-            self.intervals[number] = (low, low)
-        return low
+        found = []
+        for number, bound in zip(ids.int().flatten().tolist(), bounds.flatten().tolist()):
+            low, high = self.intervals[number]
+            if low < bound < high:
+                is_below = self.choose([bound - low, high - bound]) == 0
+                low, high = (low, bound) if is_below else (bound, high)
+                self.intervals[number] = (low, high)
+            found.append(high <= bound if below else bound <= low)
+        return torch.tensor(found).reshape(ids.shape)
 
     def known(self, value: Any) -> Any:
-        """``value`` with the numbers themselves."""
+        """``value`` with the numbers themselves, at the point of this run."""
         if type(value) in (list, tuple):
-            return type(value)(self.known(each) for each in value)
+            return type(value)(map(self.known, value))
         if not isinstance(value, Uniform):
             return value
-        numbers = [self.number(int(id)) for id in value.flatten().tolist()]
+        if self.point is None:
+            self.integrated = True
+            self.point = self.points[self.choose([1.0] * len(self.points))]
+        numbers = []
+        for number in value.int().flatten().tolist():
+            low, high = self.intervals[number]
+            low += (high - low) * self.point[number]
+            self.intervals[number] = (low, low)
+            numbers.append(low)
         return torch.tensor(numbers, dtype=value.dtype).reshape(value.shape)
 
     def __torch_function__(
@@ -191,29 +196,31 @@ class Forks(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        if kwargs.get("generator") is not None or (name in DRAWN and "out" in kwargs):
+        if kwargs.get("generator") is not None or (name in DRAWS and "out" in kwargs):
             raise ValueError(f"the program draws by {name} with generator= or out=: leave it out")
-        first, second = (*args, None, None)[:2]
-        if name in DRAWN and not isinstance(first, Uniform):
-            return DRAWN[name](self, *args, **kwargs)
+        if name in DRAWS:
+            return getattr(self, name)(*self.known(args), **kwargs)
         if not self.intervals:
             return function(*args, **kwargs)
-        below = BELOW.get(name)
+        first, second = (*args, None, None)[:2]
         if isinstance(first, Uniform) and name in FORMS:
             return first.reshape(()) if name == "item" else function(*args, **kwargs)
-        if isinstance(first, Uniform) and below is not None:
-            return self.compare(first, second, below)
-        if isinstance(second, Uniform) and below is not None:
-            return self.compare(second, first, not below)
-        known = self.known(tuple(args))
+        if isinstance(first, Uniform) and name in COMPARISONS:
+            return self.compare(first, second, below=name in ("lt", "le"))
+        if isinstance(second, Uniform) and name in COMPARISONS:
+            return self.compare(second, first, below=name in ("gt", "ge"))
+        known = self.known(args)
         result = function(*known, **{key: self.known(value) for key, value in kwargs.items()})
         if isinstance(first, Uniform) and (result is known[0] or name == "__setitem__"):
             raise ValueError(f"{name} changes random numbers in place, which is not seen")
         return result
 
-    # What takes the place of PyTorch's functions.
+    # The functions of PyTorch with these names are replaced by:
 
-    def uniform(self, like: Tensor) -> Uniform:
+    def rand(self, *size: Any, **options: Any) -> Uniform:
+        return self.rand_like(torch.zeros(*size, **options))
+
+    def rand_like(self, like: Tensor) -> Uniform:
         first = len(self.intervals)
         self.intervals += [(0.0, 1.0)] * like.numel()
         if len(self.intervals) > NUMBERS:
@@ -221,67 +228,50 @@ class Forks(TorchFunctionMode):
         ids = torch.arange(first, len(self.intervals), dtype=like.dtype)
         return ids.reshape(like.shape).as_subclass(Uniform)
 
-    def rand(self, *size: Any, **options: Any) -> Uniform:
-        return self.uniform(torch.zeros(*(size or [()]), **options))
-
     def multinomial(self, input: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
-        rows = input.reshape(-1, input.shape[-1]).tolist()
-        tokens = [self.draw(row, num_samples, replacement) for row in rows]
+        tokens = []
+        for row in input.reshape(-1, input.shape[-1]).tolist():
+            for _ in range(num_samples):
+                tokens.append(self.choose(row))
+                if not replacement:
+                    row[tokens[-1]] = 0.0
         return torch.tensor(tokens).reshape(*input.shape[:-1], num_samples)
 
-    def bernoulli(self, input: Tensor, p: Any = None) -> Tensor:
-        return self.compare(self.uniform(input), input if p is None else p, True).to(input.dtype)
-
-    def uniform_(self, into: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-        return into.copy_(low + (high - low) * self.known(self.uniform(into)))
+    def bernoulli(self, input: Tensor) -> Tensor:
+        found = [self.choose([1.0 - chance, chance]) for chance in input.flatten().tolist()]
+        return torch.tensor(found, dtype=input.dtype).reshape(input.shape)
 
     def exponential_(self, into: Tensor, lambd: float = 1.0) -> Tensor:
-        return into.copy_(-torch.log(self.known(self.uniform(into))) / lambd)
+        return into.copy_(-torch.log(self.known(self.rand_like(into))) / lambd)
 
 
-DRAWN: dict[str, Callable[..., Any]] = {
-    "rand": Forks.rand,
-    "rand_like": lambda forks, *like, **options: forks.uniform(torch.zeros_like(*like, **options)),
-    "multinomial": Forks.multinomial,
-    "bernoulli": Forks.bernoulli,
-    "bernoulli_": lambda forks, into, p=0.5: into.copy_(forks.bernoulli(into, p)),
-    "uniform_": Forks.uniform_,
-    "exponential_": Forks.exponential_,
-}
+DRAWS = "rand", "rand_like", "multinomial", "bernoulli", "exponential_"
+COMPARISONS = "lt", "le", "gt", "ge"
 # What gives numbers another form, or tells of it.
 FORMS = set("item __get__ __getitem__ __len__ dim size numel squeeze unsqueeze view".split())
 FORMS |= set("reshape flatten expand transpose contiguous detach clone unbind select".split())
 FORMS |= set("narrow split gather float double to cpu".split())
-BELOW = {"lt": True, "le": True, "gt": False, "ge": False}
 
 
 class ForkedDraws(Draws):
-    """The draws of this project's rules as forks."""
+    """The draws of this project's rules, by functions of PyTorch that are forks."""
 
-    def __init__(self, forks: Forks, seed: int | None) -> None:
-        if seed in forks.seeds:
-            raise ValueError(f"two Draws with the seed {seed} give the same numbers")
-        forks.seeds.add(seed)
-        self.forks = forks
-        self.noise_row = cache(self.new_noise)
+    def __init__(self, seed: int) -> None:
+        self.__class__ = ForkedDraws  # in a law, every Draws begins here
+        self.noise_row = cache(self.make_noise)
 
     def flip(self, probability: float) -> bool:
-        chance = min(1.0, max(0.0, probability))
-        return self.forks.choose([chance, 1.0 - chance]) == 0
+        chance = torch.tensor(probability, dtype=torch.float64).clamp(0.0, 1.0)
+        return bool(torch.bernoulli(chance))
 
     def draw(self, probs: Tensor) -> Tensor:
-        return self.forks.multinomial(probs, 1)[:, 0]
+        return torch.multinomial(probs, 1)[:, 0]
 
     def candidates(self, probs: Tensor, count: int) -> Tensor:
-        rows = []
-        for row in probs.tolist():
-            tokens = self.forks.draw(row, min(count, sum(prob > 0 for prob in row)))
-            rows.append(tokens + [each for each in range(len(row)) if each not in tokens])
-        return torch.tensor(rows)[:, :count]
+        # Tokens of probability 0 come last: as long as there are others, they are no branch.
+        return torch.multinomial(probs.clamp(min=1e-30), count)
 
-    def noise(self, positions: Sequence[int], like: Tensor) -> Tensor:
-        rows = [self.noise_row(position, like.shape[-1]) for position in positions]
-        return torch.stack(rows).to(like)
-
-    def new_noise(self, position: int, size: int) -> Tensor:
-        return -torch.empty(size, dtype=torch.float64).exponential_().log()
+    def make_noise(
+        self, position: int, size: int, device: torch.device, dtype: torch.dtype
+    ) -> Tensor:
+        return -torch.empty(size, device=device, dtype=dtype).exponential_().log()
