@@ -131,7 +131,8 @@ class CheckedShape:
         is_right = are_ints(nodes) and [leaf for leaf in leaves if leaf in nodes] == list(nodes)
         expect(is_right, f"a frontier is some of {leaves} in order", nodes)
         grown = len(tree.tokens) + sum(self.width(tree, node) for node in nodes)
-        whole(grown, "the nodes of a tree before it is cut", 1, MAX_GROWN)
+        most = MAX_GROWN if self.prunes else MAX_NODES
+        whole(grown - 1, "the nodes of a tree before it is cut", 0, most)
         return list(nodes)
 
     def width(self, tree: Tree, node: int) -> int:
@@ -144,7 +145,5 @@ class CheckedShape:
         kept = set(nodes) if is_right else set()
         is_right = is_right and all(tree.parents[node] in kept for node in nodes[1:])
         expect(is_right, "nodes are sent in order, with their parents", nodes)
-        if len(nodes) < count and not self.prunes:
-            raise ValueError("a shape leaves nodes out, though it says that it does not prune")
         whole(len(nodes) - 1, "the nodes of a tree", 0, MAX_NODES)
         return list(nodes)

@@ -150,7 +150,7 @@ class SortedDraft:
             widths = [self.shape.width(tree, node) for node in nodes]
             proposal = rule.propose(tree, nodes, prediction, widths)
             tree = tree.add_level(nodes, proposal, exit_.exit_layer)
-        return tree.prune(self.shape.sent(tree))
+        return tree.prune(self.shape.sent(tree)) if self.shape.prunes else tree
 
     def choose_exit(self, tree: Tree, nodes: Sequence[int]) -> tuple[Exit, Prediction]:
         """The first exit that is confident enough, or the last one.

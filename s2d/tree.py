@@ -133,7 +133,7 @@ class Shape(Protocol):
     """How a tree grows: ``FixedShape``, ``GrowingShape``, or an object of your own."""
 
     depth: int  # the number of levels below the root
-    prunes: bool  # whether ``sent`` may leave nodes out: then no rule may draw them
+    prunes: bool  # whether not all nodes are sent: then no rule may draw them
 
     def frontier(self, tree: Tree, leaves: list[int]) -> list[int]:
         """Which of the ``leaves``, nodes of the last level, get children: in ascending order."""
@@ -142,7 +142,7 @@ class Shape(Protocol):
         """How many children a ``node`` of the frontier gets."""
 
     def sent(self, tree: Tree) -> list[int]:
-        """Which of all nodes the target checks, in ascending order: 0, and others with parents."""
+        """If the shape prunes: the nodes to send, in ascending order: 0, and others with parents."""
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,6 @@ class FixedShape:
 
     def width(self, tree: Tree, node: int) -> int:
         return self.widths[tree.depths[node]]
-
-    def sent(self, tree: Tree) -> list[int]:
-        return list(range(len(tree.tokens)))
 
 
 @dataclass(frozen=True)

@@ -168,9 +168,6 @@ class Sequoia:
     def rank(self, tree, node):
         return tree.children(tree.parents[node]).index(node) if node else 0
 
-    def sent(self, tree):
-        return list(range(len(tree.tokens)))
-
 
 def test_a_shape_that_sees_the_tree(pair):
     """Its children are drawn under rejection sampling, from q, and chosen under shared noise."""
@@ -271,8 +268,8 @@ def test_what_a_part_is_handed_is_a_copy_or_cannot_be_changed(pair, part):
 
 def shape(widths=(2, 2, 2), **own):
     """Options with a shape that is ours but for some of its methods."""
-    own = {name: (lambda self, *given, do=do: do(*given)) for name, do in own.items()}
-    return dict(tree=type("Own", (FixedShape,), own)(widths))
+    methods = {name: (lambda self, *given, do=do: do(*given)) for name, do in own.items()}
+    return dict(tree=type("Own", (FixedShape,), methods | {"prunes": "sent" in own})(widths))
 
 
 def rule(widths=(2, 2, 1), **own):
@@ -317,7 +314,6 @@ BROKEN = [
     (ORDER, shape(sent=lambda tree: [0, 2, 1, *all_of(tree)[3:]])),
     (ORDER, shape(sent=lambda tree: [0, *all_of(tree)[2:]])),
     (ORDER, shape(sent=lambda tree: [*all_of(tree), len(tree.tokens)])),
-    ("leaves nodes out, though it says", shape(sent=lambda tree: [0])),
     (FRONTIER, shape(frontier=lambda tree, leaves: [1, 2][: len(leaves)])),
     (FRONTIER, shape(frontier=lambda tree, leaves: [*leaves[::-1], 0])),
     ("the width of a tree: expected", shape(width=lambda *given: -1)),
