@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -22,9 +21,9 @@ sys.path.insert(0, str(ROOT))
 from s2d.checkpoint import empty_model, save_model  # noqa: E402
 from s2d.model import Llama, LlamaConfig  # noqa: E402
 
-SHAPES = {  # hidden size, MLP width, layers, heads, vocabulary
-    "7b": (4096, 11008, 32, 32, 32000),  # Vicuna 7B, Llama 2 7B
-    "tiny": (256, 688, 16, 4, 1000),
+SHAPES = {  # vocabulary, hidden size, MLP width, layers, heads, KV heads, head size
+    "7b": (32000, 4096, 11008, 32, 32, 32, 128),  # Vicuna 7B, Llama 2 7B
+    "tiny": (1000, 256, 688, 16, 4, 4, 64),
 }
 # How much a layer adds to the residual stream, by its number: up to 6, up to 9, up to 12, above.
 WEIGHT_OF = {6: 1.0, 9: 0.2, 12: 0.12, 10**9: 0.05}
@@ -32,42 +31,29 @@ WEIGHT_OF = {6: 1.0, 9: 0.2, 12: 0.12, 10**9: 0.05}
 DRAFTING = dict(exits=(6, 9, 12), thresholds=(0.2, 0.2, 0.0), draft_length=5)
 
 
-def config_of(shape: str) -> LlamaConfig:
-    """Of a model whose text never ends by itself."""
-    hidden, width, layers, heads, vocab_size = SHAPES[shape]
-    sizes = dict(vocab_size=vocab_size, hidden_size=hidden, intermediate_size=width)
-    sizes |= dict(num_attention_heads=heads, num_key_value_heads=heads)
-    sizes |= dict(head_dim=hidden // heads, num_hidden_layers=layers)
-    return LlamaConfig(eos_token_ids=(), **sizes)
-
-
 def make_model(shape: str, device: torch.device | str, dtype: torch.dtype) -> Llama:
-    """A target that drafts for itself."""
-    model = empty_model(config_of(shape))
+    """A target that drafts for itself, and whose text never ends by itself."""
+    model = empty_model(LlamaConfig(*SHAPES[shape], eos_token_ids=()))
     model.drafting = DRAFTING
     generator = torch.Generator(device).manual_seed(0)
     weights = {}
     for name, parameter in model.named_parameters():
-        weights[name] = torch.empty(parameter.shape, dtype=dtype, device=device)
-        fill(name, weights[name], generator)
+        weight = weights[name] = torch.ones(parameter.shape, dtype=dtype, device=device)
+        if weight.dim() == 2:
+            weight.normal_(0.0, std_of(name, weight.shape[1]), generator=generator)
     model.load_state_dict(weights, assign=True)
     return model
 
 
-def fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
-    """Give the parameter ``name`` its random values."""
-    std = tensor.shape[-1] ** -0.5  # a layer's output has the size of its input
+def std_of(name: str, width: int) -> float:
+    """The standard deviation of a matrix's values."""
+    std = width**-0.5  # a layer's output has the size of its input
     if name.endswith(("o_proj.weight", "down_proj.weight")):
         number = int(re.search(r"layers\.(\d+)\.", name)[1]) + 1
-        std *= next(weight for last, weight in WEIGHT_OF.items() if number <= last)
+        return std * next(weight for last, weight in WEIGHT_OF.items() if number <= last)
     if name == "lm_head.weight":
-        std *= 4  # distributions that are far from uniform
-    if "embed" in name:
-        std = 1.0
-    if tensor.dim() == 2:
-        tensor.normal_(0.0, std, generator=generator)
-    else:
-        tensor.fill_(1.0)
+        return 4 * std  # distributions that are far from uniform
+    return 1.0 if "embed" in name else std
 
 
 if __name__ == "__main__":

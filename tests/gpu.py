@@ -27,14 +27,7 @@ from s2d.checkpoint.files import refuse_existing
 from s2d.cli.ending import run_program
 from s2d.cli.program import Parser
 
-METHODS = {
-    "ar": dict(method="ar"),
-    "sd": dict(method="sd"),
-    "s2d": dict(method="s2d"),
-    "s2d-tree": dict(method="s2d-tree"),
-    "ar, T = 1": dict(method="ar", temperature=1.0),
-    "s2d, T = 1": dict(method="s2d", temperature=1.0),
-}
+METHODS = [("ar", 0.0), ("sd", 0.0), ("s2d", 0.0), ("s2d-tree", 0.0), ("ar", 1.0), ("s2d", 1.0)]
 COLUMNS = "method", "tokens/s", "tokens per step", "ms per step", "tokens as ar's", "peak GB"
 PROMPT = torch.randint(1000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
 
@@ -58,16 +51,16 @@ def measure(device: torch.device, small: bool) -> Iterator[list[str]]:
     shape, dtype = ("tiny", torch.float32) if small else ("7b", torch.bfloat16)
     model = make_model(shape, device, dtype)
     alone: dict[float, list[int]] = {}  # by temperature, the text of ``ar``
-    for name, options in METHODS.items():
-        used = options | {"max_new_tokens": 8 if small else 128}
-        found = [generate(model, PROMPT, model, **used) for _ in range(3)]
+    for method, temperature in METHODS:
+        options = dict(method=method, temperature=temperature, max_new_tokens=8 if small else 128)
+        found = [generate(model, PROMPT, model, **options) for _ in range(3)]
         seconds = median(each.stats.seconds for each in found[1:])  # the first warms up
         tokens, stats = found[0].tokens, found[0].stats
-        expected = alone.setdefault(options.get("temperature", 0.0), tokens)
+        expected = alone.setdefault(temperature, tokens)
         row = [len(tokens) / seconds, stats.mean_accepted_tokens, 1000 * seconds / stats.steps]
         row.append(len(os.path.commonprefix([tokens, expected])))
         row.append(torch.cuda.max_memory_allocated() / 1e9)  # since the start
-        yield [name, *(f"{cell:.1f}" for cell in row)]
+        yield [f"{method}, T = {temperature:g}", *(f"{cell:.1f}" for cell in row)]
 
 
 def main(arguments: list[str] | None = None) -> int:

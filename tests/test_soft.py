@@ -77,7 +77,7 @@ def test_memory_does_not_grow_with_exits_or_tokens_times_vocabulary():
     """Of loss and gradients, with a vocabulary whose logits at once would be 3 x 64 MiB."""
     prepare = (
         "import torch; from s2d import soft; from s2d.model import Llama, LlamaConfig\n"
-        "c = LlamaConfig(32768, 16, 32, 3, 2, 2, 8, max_position_embeddings=4096)\n"
+        "c = LlamaConfig(32768, 16, 32, 3, 2, 2, 8)\n"
         "m, tokens = Llama(c), torch.randint(0, 32768, (1, 512))\n"
         "soft.CHUNK = 256\n"
         "def run(t): soft.soft_losses(m, t, t, (1, 2, 3)).mean().backward()\n"
