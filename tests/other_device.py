@@ -90,11 +90,11 @@ def run(operation: Any, arguments: Any, options: dict[str, Any]) -> Any:
     return tree_map(wrapped, result)
 
 
-def empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
+def empty_strided(size, stride, dtype=None, **_):
     return Pretend(torch.empty_strided(size, stride, dtype=dtype))
 
 
-def empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+def empty(size, dtype=None, **_):
     return Pretend(torch.empty(size, dtype=dtype))
 
 
