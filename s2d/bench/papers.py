@@ -72,17 +72,15 @@ NEED_TRAINING = {
         [f"a sorted draft is faster than an ordinary one{it}" for it in ("'s early exits", "")],
         {
             "sorted": SORTED,
-            **{label: f"{SINGLE[label]}:draft=drafts/alone-4" for label in SINGLE},
+            **{label: f"{row}:draft=drafts/alone-4" for label, row in SINGLE.items()},
             "one for each target": f"{S2D}:draft=drafts/of-{{size}}",
         },
     ),
     "sorted": Experiment(
         "Exits trained together, and each alone (S2D)",
         [f"{name} is no worse for being trained with others" for name in SINGLE],
-        {label: f"{SINGLE[label]}:draft=drafts/sorted" for label in SINGLE}
-        | {
-            f"{label}, alone": f"{SINGLE[label]}:draft=drafts/alone-{label[-1]}" for label in SINGLE
-        },
+        {label: f"{row}:draft=drafts/sorted" for label, row in SINGLE.items()}
+        | {f"exit {e}, alone": f"sd:exits={e}:rejection:draft=drafts/alone-{e}" for e in (2, 3, 4)},
     ),
     "alignment": Experiment(
         "Aligning the draft's features with the target's (S2D), and distillation (2310.08461)",
