@@ -91,9 +91,9 @@ def read_dialogues(
 ) -> Generator[list[Pair], None, None]:
     """Yield, for each dialogue among the ``records`` of ``data``, its rounds; see ``as_rounds``.
 
-    In a round only the answer is learnt or, without ``answers_only``, the prompt as well. What is
-    no dialogue, or cannot be written in the chat format, is passed over. How much that was is told
-    at the end, or when this generator is closed. Raises ValueError if that is everything.
+    Without ``answers_only`` the prompts are learnt as well. A record that is no dialogue, or cannot
+    be written in the chat format, is passed over. How many these were is told when the generator
+    ends or is closed. Raises ValueError if these are all records.
     """
     found = 0
     unlearnt = 0
@@ -128,12 +128,10 @@ def as_rounds(
 ) -> Iterator[Pair]:
     """Yield (ids of the prompt, ids of the answer up to its end) of each answer that is learnt.
 
-    The prompt is what a model is given, and the answer what it has to write then, up to the first
-    of ``ends``, by default the tokenizer's EOS. A prompt is only what follows the round before it,
-    or whole if that round is encoded otherwise in it. An answer of weight 0 is a part of the next
-    prompt. ``options`` are the chat template's. Raises ValueError if there is no answer, if one
-    follows no question, or if one does not stand right after its prompt, as by templates that
-    leave out what the assistant thought.
+    The answer ends with the first of ``ends``, by default the tokenizer's EOS. The prompt is what
+    follows the round before it, or the whole prompt if that round is encoded otherwise in it. An
+    answer of weight 0 is a part of the next prompt. ``options`` are the chat template's. Raises
+    ValueError if there is no answer, or one that follows no question or not right after its prompt.
     """
     dialogue = as_dialogue(messages)
     chat = tokenizer.chat_format

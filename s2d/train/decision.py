@@ -41,13 +41,13 @@ def collect(decision: Decision, pair: Pair, prompts: list[list[int]]) -> tuple[T
 def acceptance_of(step: Step, temperature: float) -> Tensor:
     """Acceptance probabilities (N,) of a step's chain: min(1, p / q), one-hot at T = 0."""
     logits = step.logits[:-1].float()  # (N, V): row i is about node i + 1
-    tokens = step.tree.tokens[1:]
-    drafted = torch.tensor(tokens, device=logits.device)  # (N,)
+    tokens = torch.tensor(step.tree.tokens[1:], device=logits.device)  # (N,)
     if temperature == 0:
-        return (logits.argmax(dim=-1) == drafted).float()
-    p = logits.softmax(dim=-1).gather(1, drafted[:, None])[:, 0]  # (N,)
-    q = [row[token].item() for row, token in zip(step.tree.q[1:], tokens)]
-    return (p / logits.new_tensor(q)).clamp(max=1.0)
+        return (logits.argmax(dim=-1) == tokens).float()
+    q = torch.stack(step.tree.q[1:]).to(logits)  # (N, V)
+    both = torch.stack((logits.softmax(dim=-1), q))  # (2, N, V)
+    p, q = both[:, range(len(tokens)), tokens]  # (N,) each
+    return (p / q).clamp(max=1.0)
 
 
 def fit_decision(

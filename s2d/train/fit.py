@@ -90,11 +90,11 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     """Train ``model`` in place, all exits together; yields the losses (E,) of each step.
 
     An exit's loss is the mean over all labelled tokens of a step, however they are divided among
-    micro-batches and processes. The loss that is minimised is the mean of the exits' losses by
-    ``recipe.weights``; those that are yielded, and written to ``run.losses`` after the last step,
-    are not weighed. A training goes on from its checkpoint if that is there, and has the losses
-    and weights of an uninterrupted one. Raises ValueError if a loss is not finite, or if the
-    checkpoint is another training's. There, functions are known by their names.
+    micro-batches and processes. The mean of the exits' losses by ``recipe.weights`` is minimised.
+    The losses are yielded, and written to ``run.losses`` after the last step, without the weights.
+    If there is a checkpoint, the training goes on from it, as if it had not been interrupted.
+    Raises ValueError if a loss is not finite, or if the checkpoint is of a training with other
+    settings; functions are known by their names there.
     """
     tokens, labels = rows
     exits = recipe.exits
