@@ -142,7 +142,7 @@ class Shape(Protocol):
         """How many children a ``node`` of the frontier gets."""
 
     def sent(self, tree: Tree) -> list[int]:
-        """If the shape prunes: the nodes to send, in ascending order: 0, and others with parents."""
+        """If the shape prunes: the nodes to send, ascending: 0, and others with parents."""
 
 
 @dataclass(frozen=True)
