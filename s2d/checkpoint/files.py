@@ -35,8 +35,6 @@ def read_json(path: Path, missing: Any = None) -> Any:
 
 def read_safetensors(path: Path | str, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a file; ValueError if it is none, and so no ``what``."""
-    if not Path(path).is_file():
-        raise ValueError(f"no {what} at {path}, which is no file")
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
@@ -51,15 +49,9 @@ def refuse_existing(path: Path | str) -> Path:
     """
     if os.path.lexists(path):
         raise ValueError(f"{path} is there already; remove it or name another")
-    folder = Path(path).absolute().parent
-    while not folder.exists():
-        folder = folder.parent
+    folder = next(folder for folder in Path(path).absolute().parents if folder.exists())
     # As ``staged`` does: the permissions of /proc do not say that nobody can write there.
-    try:
-        TemporaryDirectory(prefix=f".{Path(path).name}.", dir=folder).cleanup()
-    except OSError as error:
-        reason = f"{folder} is no folder that can be written to ({error.strerror})"
-        raise OSError(f"{path} cannot be written: {reason}") from None
+    TemporaryDirectory(prefix=f".{Path(path).name}.", dir=folder).cleanup()
     return Path(path)
 
 

@@ -1,8 +1,6 @@
 """Notices on stderr, and how far a long run is."""
 
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -17,19 +15,11 @@ def tell(message: Any) -> None:
     """A notice, one line on stderr; one that nobody can read costs no answer."""
     with suppress(OSError):
         line = " ".join(str(message).split()).translate(CONTROLS)
-        if sys.stderr.isatty():
-            line = textwrap.fill(line, shutil.get_terminal_size().columns)
         print(line, file=sys.stderr, flush=True)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says so, as Python, PyTorch or safetensors do."""
-    words = "allocate memory" in str(error)
-    return words or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-
-
 def progress(items: Iterable, what: str, total: int | None = None) -> Iterator:
-    """Yield ``items``; of what takes long, tell every ten seconds how far it is."""
+    """Yield ``items``. Every ten seconds, a notice says how far this is."""
     told = time.monotonic()
     for done, item in enumerate(items):
         if time.monotonic() - told >= PROGRESS_SECONDS:

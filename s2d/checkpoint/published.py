@@ -12,9 +12,6 @@ from transformers import AutoTokenizer
 
 from .chat import Message
 
-# What every template is given from elsewhere; these are no options.
-GIVEN = ("messages", "add_generation_prompt")
-
 
 @contextmanager
 def in_one_line(what: str) -> Iterator[None]:
@@ -46,15 +43,12 @@ class PublishedTokenizer:
                 self.special[number] = str(token)
 
     def encode(self, text: str, with_bos: bool) -> list[int]:
-        with in_one_line(f"the tokenizer in {self.folder} fails"):
-            return self.tokenizer.encode(text, add_special_tokens=with_bos, verbose=False)
+        return self.tokenizer.encode(text, add_special_tokens=with_bos, verbose=False)
 
     def decode(self, ids: list[int]) -> str:
         # Without the clean-up, which takes away spaces, a text does not change when it grows.
-        with in_one_line(f"the tokenizer in {self.folder} fails"):
-            return self.tokenizer.decode(
-                ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
+        options = dict(skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(ids, **options)
 
     def render(self, dialogue: list[Message], /, **options: Any) -> str:
         """A dialogue by the folder's own template; ValueError if the template refuses it."""
@@ -62,7 +56,7 @@ class PublishedTokenizer:
         with in_one_line(f"the chat template of {self.folder} fails"):
             template = self.tokenizer.get_chat_template()
             for name in options:
-                if name in GIVEN or name not in variables(template):
+                if name not in variables(template):
                     raise ValueError(f"it has no option {name!r}")
             return self.tokenizer.apply_chat_template(
                 dialogue, tokenize=False, add_generation_prompt=begins, **options

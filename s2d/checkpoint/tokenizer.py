@@ -45,7 +45,7 @@ class Tokenizer:
         """Text -> ids, BOS first where the model expects one.
 
         The text of a special token stands for that token wherever it occurs. Raises ValueError for
-        what is no text, or has a token that the model lacks, as it was only added here.
+        a text with half a character, or with a token that was added here and the model lacks.
         """
         ids = self.model.encode(check_text(text), with_bos)
         if self.vocab_size is not None and max(ids, default=0) >= self.vocab_size:
@@ -73,13 +73,10 @@ class Tokenizer:
         folder's own template, such as {"enable_thinking": False} to Qwen3's. Raises ValueError if
         the chat format cannot render this.
         """
-        options = template_options or {}
-        if options and not self.chat_format.is_template:
+        if template_options and not self.chat_format.is_template:
             raise ValueError(f"the prompt format is {self.chat_format.name}; it has no options")
         dialogue = as_dialogue(messages, system)
-        for message in dialogue:
-            check_text(message["content"])
-        return self.encode_rendered(self.chat_format.render(dialogue, **options))
+        return self.encode_rendered(self.chat_format.render(dialogue, **(template_options or {})))
 
     def encode_rendered(self, text: str) -> list[int]:
         return self.encode(text, with_bos=not self.chat_format.is_template)  # which writes the BOS
@@ -91,22 +88,18 @@ def read_model(folder: Path) -> "SentencePieceModel | PublishedTokenizer":
         raise FileNotFoundError(f"{folder} has no tokenizer.model and no tokenizer.json")
     if (alone := read_sentencepiece(folder)) is not None:
         return alone
-    try:
-        from .published import PublishedTokenizer  # not every folder needs the package
-    except ModuleNotFoundError as error:
-        needs = "is read by transformers: pip install transformers"
-        raise ModuleNotFoundError(f"the tokenizer in {folder} {needs} ({error})") from None
+    from .published import PublishedTokenizer  # not every folder needs the package transformers
+
     return PublishedTokenizer(folder)
 
 
 def check_text(text: str) -> str:
-    """The ``text``; ValueError for what is none."""
-    if not isinstance(text, str):
-        raise ValueError(f"expected a text, got {text!r:.60}")
+    """The ``text``; ValueError if it has half a character, of a file or a terminal."""
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError as error:  # half a character, of a file or a terminal
-        raise ValueError(f"a text is not valid UTF-8, at its character {error.start}") from None
+    except UnicodeEncodeError as error:
+        found = text[max(0, error.start - 20) : error.end]
+        raise ValueError(f"a text is not valid UTF-8, at the end of {found!r}") from None
     return text
 
 

@@ -83,11 +83,8 @@ def in_one_line(error: Exception) -> str:
     """What a user should know about an error; a fault of the program itself is raised again."""
     import re
 
-    from ..checkpoint.notices import is_out_of_memory
-
-    if isinstance(error, MemoryError):
-        return str(error) or "there is too little memory"
-    if is_out_of_memory(error):
+    words = "allocate memory" in str(error)  # as PyTorch and safetensors say it on a CPU
+    if words or type(error).__name__ in ("MemoryError", "OutOfMemoryError"):
         return f"there is too little memory: {error}"
     if isinstance(error, RuntimeError):
         raise error

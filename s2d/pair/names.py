@@ -41,8 +41,6 @@ def find_target(name: Path | str) -> Path:
     Raises FileNotFoundError with what can be done about it.
     """
     name = str(name)
-    if not name:
-        raise FileNotFoundError("expected the name or the folder of a model, got ''")
     places = [Path(name), WEIGHTS / name]
     if name in FOLDER_OF_SIZE:
         places = [WEIGHTS / FOLDER_OF_SIZE[name], WEIGHTS / f"mini-{name}"]
