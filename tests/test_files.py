@@ -27,7 +27,7 @@ def test_a_folder_appears_whole_and_is_never_replaced(tmp_path):
     for taken in ("new/m", "plain"):
         message = "is there already; remove it or name another"
         raises_line(refuse_existing, ValueError, message, tmp_path / taken)
-    raises_line(refuse_existing, OSError, "is no folder that can be", tmp_path / "plain/a/b")
+    raises_line(refuse_existing, OSError, "Not a directory", tmp_path / "plain/a/b")
 
 
 def test_the_files_of_safetensors_have_the_permissions_of_any_new_file(tmp_path):

@@ -19,15 +19,14 @@ def test_windows_of_no_layer_and_biases_that_are_there_anyway():
     assert config_from_dict(RAW | {"model_type": "qwen3"}).head_dim == 128
     for more in (
         dict(attention_bias=True),
-        dict(use_sliding_window=True, sliding_window=None, max_window_layers=0),
-        dict(use_sliding_window=True, sliding_window=16, max_window_layers=4),
+        dict(use_sliding_window=True, sliding_window=None),
         dict(use_sliding_window=True, sliding_window=16, layer_types=["full_attention"] * 4),
     ):
         assert config_from_dict(RAW | more) == plain
     switched_on = RAW | {"use_sliding_window": True}
     of_mistral = RAW | {"model_type": "mistral"}
     for raw in (
-        switched_on | dict(max_window_layers=3),
+        switched_on,
         switched_on | dict(layer_types=["sliding_attention"] * 4),
         of_mistral,
         of_mistral | dict(sliding_window=4096),

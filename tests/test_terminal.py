@@ -1,7 +1,5 @@
-"""Colours, conversations and many prompts, as a user at a terminal has them."""
+"""What the report says of an answer, and the comparison with the target alone."""
 
-import re
-import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -9,41 +7,8 @@ import pytest
 from helpers import nearly_equal, random_llama
 
 from s2d.cli import terminal
-from s2d.cli.colors import COLORS
-from s2d.cli.terminal import compare_speed, report, stream
+from s2d.cli.terminal import compare_speed, report
 from s2d.generation import generate, start
-from s2d.tree import TARGET
-
-QUESTION = "Tell me two things about Tadastan: its capital and its main export."
-
-
-@pytest.mark.parametrize("exits", [(2, 3, 4), (0, 3)])
-def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypatch, capsys):
-    prompt = tokenizer.encode_chat([QUESTION])
-    generation = start(mini("mini-7b"), prompt, mini("mini-draft"), exits=exits)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    # The draft's own exits come first, in its order.
-    expected_colors = dict(zip((2, 3, *(set(exits) - {2, 3})), COLORS))
-    models = {"target": mini("mini-7b"), "draft": mini("mini-draft")}
-    pair = SimpleNamespace(tokenizer=tokenizer, options=generation.options, **models)
-    steps, expected, ids = list(generation), [], []
-    for step in steps:
-        for exit, token in zip(step.sources, step.tokens):
-            before, ids = tokenizer.decode(ids), [*ids, token]
-            color = "" if exit == TARGET else str(expected_colors[exit].ansi)
-            expected += [(color, letter) for letter in tokenizer.decode(ids)[len(before) :]]
-    stream(steps, pair)
-    assert "\033" not in capsys.readouterr().out
-    for out in (sys.stdout, sys.stderr):
-        monkeypatch.setattr(out, "isatty", lambda: True)
-    stream(steps, pair)
-    runs = re.findall(r"\033\[(\d+)m(.*?)\033\[0m|([^\033]+)", capsys.readouterr().out, re.DOTALL)
-    found = [(color, letter) for color, text, plain in runs for letter in text + plain]
-    assert found == [*expected, ("", "\n")]
-    lines = report(generation.result(), pair)
-    legend = re.findall(r"\033\[(\d+)mexit (\d)", lines)
-    assert legend == [(str(expected_colors[exit].ansi), str(exit)) for exit in exits]
-
 
 ROOTS = dict(method="mcsd", tree=(3, 2, 1), init="target")
 
@@ -93,10 +58,3 @@ def test_the_comparison_takes_turns(monkeypatch):
     assert turns == ["ar", "s2d"] * 5
     turns = "(median of 5 runs of up to 20 tokens)"
     assert line.endswith(f"2.00 times as fast as the target alone {turns}")
-
-
-def test_the_report_of_the_target_alone_names_no_shape():
-    target = random_llama(1, eos_token_ids=())
-    alone = generate(target, [3, 1], method="ar", max_new_tokens=2)
-    last = report(alone, SimpleNamespace(target=target, draft=None)).splitlines()[-1]
-    assert last == "method         ar, lossless"

@@ -13,7 +13,6 @@ from browser import browse
 from helpers import WEIGHTS, ancestors_of, program
 
 import run
-from s2d.cli.colors import COLORS, color_exits
 from s2d.cli.terminal import describe
 from s2d.definition import logits_after
 from s2d.draft import LayerExit
@@ -21,6 +20,7 @@ from s2d.generation import generate, start
 from s2d.mcsd.decision import load_decision
 from s2d.rules import SharedNoise
 from s2d.sampling import Draws, warp
+from s2d.trace.colors import COLORS, color_exits
 from s2d.trace.page import FOLDER, write_page
 from s2d.trace.record import Recorder
 from s2d.tree import TARGET

@@ -1,9 +1,8 @@
 """The program of run.py: it answers a prompt, the lines of a file, or a person."""
 
-import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import fields, replace
 
@@ -47,15 +46,10 @@ def answer(args: Namespace, watch: Watch) -> int:
 def choose(args: Namespace) -> Choice:
     """The target, what drafts for it, and the options; ValueError for what cannot be run."""
     names = {field.name for field in fields(Options)} | {"draft_length", "tree"}
-    given = {name: value for name, value in vars(args).items() if name in names}
-    given = {name: value for name, value in given.items() if value is not None}
+    typed = {name: value for name, value in vars(args).items() if value is not None}
+    given = {name: typed[name] for name in names & typed.keys()}
     check_device(args.device)
-    try:
-        choice = choose_pair(args.target, args.draft, **given)
-    except ValueError as error:
-        # An option as it was typed: the settings call it top_p.
-        typed = re.sub(r"^[a-z_]+(?=: | \[)", lambda it: f"--{it[0].replace('_', '-')}", str(error))
-        raise ValueError(typed) from None
+    choice = choose_pair(args.target, args.draft, **given)
     if args.stop_strings:
         stop_at = StopStrings(choice.tokenizer, args.stop_strings)
         choice = replace(choice, options=replace(choice.options, stop_at=stop_at))
@@ -147,9 +141,7 @@ def answer_lines(lines: list[tuple[int, str]], args: Namespace, choice: Choice) 
         elif args.json:
             show(as_json(result, args, pair, line=number, prompt=line))
         else:
-            is_cut = result.ended in ("length", "context")
-            end = f"\n(ended by {result.ended})" if is_cut else ""
-            show(f"## {number}: {line}\n\n{result.text(pair.tokenizer)}{end}\n")
+            show(f"## {number}: {line}\n\n{result.text(pair.tokenizer)}\n")
     return code
 
 
@@ -160,8 +152,9 @@ def hold_conversation(args: Namespace, choice: Choice) -> None:
     tell("Ctrl-C ends an answer, Ctrl-D the conversation")
     room = pair.target.config.max_position_embeddings * 3 // 4
     messages: list[str] = []
-    lines = typed()
-    while (line := from_rank_0(lambda: next(lines, None))) is not None:
+    while (line := from_rank_0(read_line)) is not None:
+        if not line.strip():
+            continue
         asked = [*messages, line]
         try:
             while len(asked) > 1 and len(encode(asked, args, pair.tokenizer)) > room:
@@ -176,12 +169,11 @@ def hold_conversation(args: Namespace, choice: Choice) -> None:
         messages = [*asked, decoder.result().text(pair.tokenizer)]
 
 
-def typed() -> Iterator[str]:
-    """The lines that are typed, until Ctrl-D ends the input."""
-    with suppress(EOFError):
-        while True:
-            print("> ", end="", file=sys.stderr, flush=True)
-            line = input()
-            if line.strip():
-                yield line
-    print(file=sys.stderr)
+def read_line() -> str | None:
+    """The line that is typed next; None if Ctrl-D ends the input."""
+    print("> ", end="", file=sys.stderr, flush=True)
+    try:
+        return input()
+    except EOFError:
+        print(file=sys.stderr)
+        return None

@@ -1,10 +1,16 @@
 """How a program ends. Importing this is quick, so that Ctrl-C is one line almost from the start."""
 
+import atexit
 import io
 import os
+import re
+import signal
 import sys
+import warnings
 from collections.abc import Callable
 from types import FrameType
+
+from ..checkpoint.notices import tell
 
 
 def run_program(name: str, function: Callable[..., int | None], *arguments: object) -> int:
@@ -18,7 +24,9 @@ def run_program(name: str, function: Callable[..., int | None], *arguments: obje
         try:
             prepare()
             if not arguments:
-                refuse_arguments(name, function)
+                from .program import Parser
+
+                Parser(prog=name, description=function.__doc__).parse_args()
             return function(*arguments) or 0
         finally:
             sys.stdout.flush()
@@ -37,10 +45,6 @@ def run_program(name: str, function: Callable[..., int | None], *arguments: obje
 
 def prepare() -> None:
     """Ctrl-C is heard, whatever is written can be written, and a warning is one line."""
-    import atexit
-    import signal
-    import warnings
-
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the program has ended
@@ -64,13 +68,6 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def refuse_arguments(name: str, function: Callable[..., int | None]) -> None:
-    """End a program that has no options if anything is typed; --help shows its docstring."""
-    from .program import Parser
-
-    Parser(prog=name, description=function.__doc__).parse_args()
-
-
 def drop_output() -> None:
     """What could not be written goes nowhere, or Python would complain at its exit."""
     try:
@@ -81,8 +78,6 @@ def drop_output() -> None:
 
 def in_one_line(error: Exception) -> str:
     """What a user should know about an error; a fault of the program itself is raised again."""
-    import re
-
     words = "allocate memory" in str(error)  # as PyTorch and safetensors say it on a CPU
     if words or type(error).__name__ in ("MemoryError", "OutOfMemoryError"):
         return f"there is too little memory: {error}"
@@ -93,10 +88,5 @@ def in_one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     # An option as it was typed: ``Options`` call it top_p.
-    return re.sub(r"^[a-z_]+: expected", lambda it: f"--{it[0].replace('_', '-')}", str(error))
-
-
-def tell(message: object) -> None:
-    from ..checkpoint import notices  # which is quick, too
-
-    notices.tell(message)
+    option = re.compile(r"^[a-z_]+(?=: expected| \[)")
+    return option.sub(lambda it: f"--{it[0].replace('_', '-')}", str(error))

@@ -4,6 +4,7 @@ import argparse
 import json
 import platform
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,45 +18,30 @@ class Parser(argparse.ArgumentParser):
 
 
 def comma_separated(kind: Callable[[str], Any]) -> Callable[[str], tuple]:
-    def parse(text: str) -> tuple:
-        try:
-            return tuple(kind(part) for part in text.split(","))
-        except ValueError:
-            words = f"expected one, or several with commas between them, got {text!r}"
-            raise argparse.ArgumentTypeError(words) from None
+    """What reads one value or several, with commas between them."""
 
-    return parse
+    def list_of_values(text: str) -> tuple:
+        return tuple(kind(part) for part in text.split(","))
+
+    return list_of_values  # argparse names it in its errors
 
 
-def whole(least: int, most: int) -> Callable[[str], int]:
-    """What reads a whole number in a range."""
+def number_in(kind: type, least: float, most: float) -> Callable[[str], Any]:
+    """What reads a number of a ``kind``, int or float, in a range."""
 
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if not least <= number <= most:
-            words = f"expected a whole number from {least} to {most}, got {text:.40}"
+    def number(text: str) -> Any:
+        value = kind(text)
+        if not least <= value <= most:
+            words = f"expected a number from {least} to {most}, got {text:.40}"
             raise argparse.ArgumentTypeError(words)
-        return number
+        return value
 
-    return parse
-
-
-count = whole(1, 10**6)
-
-
-def positive(text: str) -> float:
-    """A number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number <= 1e9:
-        words = f"expected a number above 0, up to a billion, got {text:.40}"
-        raise argparse.ArgumentTypeError(words)
     return number
+
+
+whole = partial(number_in, int)
+count = whole(1, 10**6)
+positive = number_in(float, 1e-9, 1e9)
 
 
 def file_name(text: str) -> Path:

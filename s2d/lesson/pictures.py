@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from ..cli.colors import COLORS, SHADES, color_exits
 from ..stats import Step
+from ..trace.colors import COLORS, SHADES, color_exits
 from ..tree import Tree
 
 DRAFT = COLORS[0].light

@@ -7,12 +7,11 @@ from typing import Any
 
 from ..checkpoint.files import staged
 from ..checkpoint.notices import tell
-from ..cli.colors import COLORS, SHADES
-from ..cli.terminal import exit_colors
 from ..decoder import Decoder
 from ..pair.loading import Pair
 from ..speed.tensor_parallel import from_rank_0
 from ..stats import Step
+from .colors import COLORS, SHADES, exit_colors
 from .record import Recorder
 
 FOLDER = Path(__file__).parent

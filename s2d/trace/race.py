@@ -10,12 +10,11 @@ from statistics import median
 from textwrap import wrap
 
 from ..checkpoint.tokenizer import TextStream
-from ..cli.colors import SHADES, Color
 from ..cli.program import name_processor
-from ..cli.terminal import exit_colors
 from ..generation import start
 from ..pair.loading import Pair
 from ..stats import Step
+from .colors import SHADES, Color, exit_colors
 
 PROMPT = "Tell me a story about a robot called Nora."
 SLOWER = 20  # times

@@ -1,28 +1,33 @@
-"""The colours of exits: the same on a terminal, on the page of an answer and in the picture."""
+"""The colours of exits, on the page of an answer and in pictures."""
 
 from collections.abc import Sequence
 from itertools import cycle
 from typing import NamedTuple
 
+from ..pair.loading import Pair
+
 
 class Color(NamedTuple):
-    """A colour as a terminal and as a style sheet name it."""
-
     name: str  # of its class in a style sheet
-    ansi: int  # of a terminal's escape sequence
     light: str  # on a light background
     dark: str  # on a dark background
     line: str  # the style of the line under a text, for those who do not see the colour
 
 
 COLORS = (
-    Color("teal", 36, "#00707a", "#5fd0da", "solid"),
-    Color("orange", 33, "#9a5b00", "#f0b35a", "dashed"),
-    Color("purple", 35, "#8a2a8a", "#e08ae0", "dotted"),
-    Color("green", 32, "#2e7d1f", "#8fd97f", "double"),
-    Color("blue", 34, "#2b55c4", "#8fb0ff", "double"),
-    Color("red", 31, "#b3261e", "#ff9a92", "double"),
+    Color("teal", "#00707a", "#5fd0da", "solid"),
+    Color("orange", "#9a5b00", "#f0b35a", "dashed"),
+    Color("purple", "#8a2a8a", "#e08ae0", "dotted"),
+    Color("green", "#2e7d1f", "#8fd97f", "double"),
+    Color("blue", "#2b55c4", "#8fb0ff", "double"),
+    Color("red", "#b3261e", "#ff9a92", "double"),
 )
+
+
+def exit_colors(pair: Pair) -> dict[int, Color]:
+    """A colour for each exit that drafts."""
+    own = pair.draft.drafting.get("exits", ()) if pair.draft else ()
+    return color_exits(own=own, used=pair.options.exits)
 
 
 def color_exits(own: Sequence[int], used: Sequence[int]) -> dict[int, Color]:
