@@ -53,8 +53,8 @@ def test_the_comparison_takes_turns(monkeypatch):
 
     monkeypatch.setattr(terminal, "speed_of", speed_of)
     target = random_llama(1, eos_token_ids=())
-    answer = generate(target, [3, 1], target, max_new_tokens=80)
+    answer = generate(target, [3, 1], target, max_new_tokens=8)
     line = compare_speed(SimpleNamespace(target=target, draft=target), [3, 1], answer)
     assert turns == ["ar", "s2d"] * 5
-    turns = "(median of 5 runs of up to 20 tokens)"
+    turns = "(median of 5 runs of up to 8 tokens)"
     assert line.endswith(f"2.00 times as fast as the target alone {turns}")

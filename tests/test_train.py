@@ -219,8 +219,8 @@ MISTAKES = """
 --data TMP/lists.jsonl | lists.jsonl cannot be read: its first line is a list; expected an object
 --data TMP/none.json | no dialogue that can be learnt: the role 'GPT' is none of
 --data TMP/few.json | 0 rows of 48 tokens, and a batch has 4; give more text, or --batch 1 --length
---epochs 1000000000000 | argument --epochs: expected a whole number from 1 to
---millions 1e303 | argument --millions: expected a number above 0
+--epochs 1000000000000 | argument --epochs: expected a number from 1 to
+--millions 1e303 | argument --millions: expected a number from 1e-09
 --weights 1,2 | --weights: expected one for each of 3 exits
 --align 2 | --align is about the features of a --teacher
 --exits 2,7 | base has 4 layers, not 7

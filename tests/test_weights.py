@@ -14,8 +14,7 @@ from transformers import LlamaForCausalLM
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
-from s2d.checkpoint import check_device, empty_model, save_model
-from s2d.checkpoint.config import config_from_dict, read_drafting
+from s2d.checkpoint import check_device, save_model
 from s2d.checkpoint.load import choose_dtype
 
 refused = partial(raises_line, load_model)
@@ -236,27 +235,6 @@ def test_where_an_answer_ends(folder):
     file.write_text("{}")
     change_json(folder / "config.json", eos_token_id=None)
     assert ends() == () and ends(eos_token_id=[7, 8]) == (7, 8)
-
-
-LLAMA_2 = dict(architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=32000)
-LLAMA_2 |= dict(max_position_embeddings=4096, rms_norm_eps=1e-5)
-PUBLISHED = {  # parameters as published; hidden size, MLP width, layers, heads, key/value heads
-    "vicuna-7b": (6_738_415_616, 4096, 11008, 32, 32, 32),
-    "llama-2-70b": (68_976_648_192, 8192, 28672, 80, 64, 8),
-    "vicuna-draft": (2_690_748_416, 4096, 11008, 12, 32, 32),  # its layers among those of 7b
-}
-NAMES = "hidden_size", "intermediate_size", "num_hidden_layers"
-NAMES += "num_attention_heads", "num_key_value_heads"
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_shapes_of_published_models(name):
-    """Of targets and drafts that were never run here."""
-    count, *sizes = PUBLISHED[name]
-    raw = LLAMA_2 | dict(zip(NAMES, sizes))
-    assert sum(p.numel() for p in empty_model(config_from_dict(raw)).parameters()) == count
-    if name == "vicuna-draft":
-        assert read_drafting(raw | {"exit_layers": [6, 9, 12]}) == {"exits": (6, 9, 12)}
 
 
 def test_devices(monkeypatch):

@@ -51,7 +51,10 @@ def refuse_existing(path: Path | str) -> Path:
         raise ValueError(f"{path} is there already; remove it or name another")
     folder = next(folder for folder in Path(path).absolute().parents if folder.exists())
     # As ``staged`` does: the permissions of /proc do not say that nobody can write there.
-    TemporaryDirectory(prefix=f".{Path(path).name}.", dir=folder).cleanup()
+    try:
+        TemporaryDirectory(prefix=f".{Path(path).name}.", dir=folder).cleanup()
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror}") from None
     return Path(path)
 
 

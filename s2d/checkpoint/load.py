@@ -57,6 +57,8 @@ def load_model(
     device = check_device(device)
     stored = config.num_hidden_layers
     layers = stored if layers is None else layers
+    if layers not in range(1, stored + 1):
+        raise ValueError(f"{path} has {stored} layers, not {layers}")
     config = replace(config, num_hidden_layers=layers)
     not_read = tuple(f"model.layers.{layer}." for layer in range(layers, stored))
     if stored_dtype == "auto":
