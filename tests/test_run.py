@@ -195,6 +195,7 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch,
         assert capsys.readouterr().out == shown * 2 + "\n"
 
 
+DECISION = WEIGHTS / "mini-draft/decision-7b.safetensors"
 MISTAKES = {  # all are found before a model is loaded, so that nothing else is said
     "--tree 6x4": "argument --tree: expected widths, such as 4,2,2,1",
     "--raw --system x": "need a chat template",
@@ -216,6 +217,8 @@ MISTAKES = {  # all are found before a model is loaded, so that nothing else is 
     "--prompt half:\udcff": "a text is not valid UTF-8, at the end of ",
     f"--prompt {600 * 'word.'}": "the prompt has ",
     "--interactive --template-option think=0": "it has no options",
+    f"--exits 0,2 --decision {DECISION}": "run.py: --decision: expected exits with layers",
+    f"--draft 13b --decision {DECISION}": "run.py: --decision: expected a model for ",
 }
 
 

@@ -11,14 +11,11 @@ from torch.distributed import is_initialized
 from ..checkpoint import load_model
 from ..checkpoint.config import ModelFolder, read_folder
 from ..checkpoint.load import read_tensors
-from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Llama
 from ..options import Options, decide
 from ..speed.tensor_parallel import load_part
 from .names import FoundDraft, find_draft, find_target, refuse_other_size
-
-SAMPLE = "In 1998, naïve users wrote:\n\tprint(2 * 34) # 日本, Größe"
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,6 @@ def choose_pair(target: Path | str, draft: Path | str | None = None, **options: 
         refuse_other_size(found.draft, folder)
     # After all other checks, as transformers takes seconds to import.
     tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
-    if found.draft is not None and not found.draft.path.samefile(folder.path):
-        tell_other_tokenizer(found.draft.path, tokenizer)
     return Choice(folder, found, decided, tokenizer)
 
 
@@ -111,19 +106,6 @@ def load_chosen(
         draft = load(found, device, target.dtype, layers=last)
         draft = fit_vocabulary(draft, target.config.vocab_size)
     return Pair(**vars(choice), target=target, draft=draft)
-
-
-def tell_other_tokenizer(draft: Path, tokenizer: Tokenizer) -> None:
-    """Say so if the folder ``draft`` has another tokenizer than the target, by a sample text."""
-    try:
-        own = Tokenizer(draft)
-    except (ValueError, OSError, ModuleNotFoundError):
-        return  # nothing is known, as it has none, or one that is not needed
-    if own.encode(SAMPLE, with_bos=False) != tokenizer.encode(SAMPLE, with_bos=False):
-        tell(
-            f"{draft} has another tokenizer than {tokenizer.folder}: its tokens have other "
-            "meanings, so that hardly any of what it drafts will be right"
-        )
 
 
 def fit_vocabulary(draft: Llama, vocab_size: int) -> Llama:

@@ -20,7 +20,6 @@ from ..rules import Prediction, Rejection, SharedNoise, residual, without
 from ..sampling import Draws, warp
 from ..stats import Step
 from ..tree import Tree
-from .colors import Color
 
 LIKELIEST = 6  # of the vocabulary, the target's likeliest tokens are shown, and those in the tree
 
