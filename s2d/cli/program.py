@@ -58,8 +58,6 @@ def parse_tree(text: str) -> Any:
     is_growing = "x" in text
     try:
         numbers = tuple(map(int, text.split("x" if is_growing else ",")))
-        if min(numbers) < 1:
-            raise ValueError
         return GrowingShape(*numbers) if is_growing else numbers
     except (ValueError, TypeError):
         message = f"expected widths, such as 4,2,2,1, or a growing tree, such as 6x4x60, got {text}"
