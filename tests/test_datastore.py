@@ -36,7 +36,7 @@ def test_what_is_no_datastore(tmp_path):
         raises_line(load_datastore, ValueError, message, file, TINY)
     file.write_bytes(b"x" * 20)
     raises_line(load_datastore, ValueError, f"no datastore at {file}: Error while", file, TINY)
-    raises_line(load_datastore, ValueError, f"{tmp_path}, which is no file", tmp_path, TINY)
+    raises_line(load_datastore, ValueError, f"no datastore at {tmp_path}", tmp_path, TINY)
     save_file({"other": torch.zeros(2)}, file)
     words = f"no datastore at {file}, but a file without ids called tokens"
     raises_line(load_datastore, ValueError, words, file, TINY)

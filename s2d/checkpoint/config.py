@@ -126,7 +126,10 @@ def refuse_other_models(raw: dict[str, Any], kind: str) -> None:
         is_fixed = key == "attention_bias" and ARCHITECTURES[kind].qkv_bias  # whatever it says
         if raw.get(key) not in (None, plain) and not is_fixed:
             raise ValueError(f"{key} is {raw[key]!r}; only {plain!r} is supported")
-    if has_window(raw, ARCHITECTURES[kind].windows):
+    has_window = ARCHITECTURES[kind].windows or raw.get("use_sliding_window")
+    if raw.get("layer_types") is not None:
+        has_window = set(raw["layer_types"]) != {"full_attention"}
+    if has_window and raw.get("sliding_window", 4096) is not None:  # the default of transformers
         raise ValueError("some layers have a sliding window; only full attention is supported")
 
 
@@ -147,15 +150,6 @@ def token_ids(value: Any) -> list[int]:
     if any(type(each) is not int for each in ids):  # true is no id
         raise ValueError(f"eos_token_id is {value!r:.60}; expected a token's id or a list of them")
     return ids
-
-
-def has_window(raw: dict[str, Any], by_default: bool) -> bool:
-    """Whether a layer attends to a window alone, by the keys and defaults of transformers."""
-    if raw.get("layer_types") is not None:
-        return set(raw["layer_types"]) != {"full_attention"}
-    if raw.get("sliding_window", 4096) is None:
-        return False
-    return by_default or bool(raw.get("use_sliding_window"))
 
 
 def read_rope(raw: dict[str, Any]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def check_text(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        found = text[max(0, error.start - 20) : error.end]
+        found = text[: error.end][-20:]
         raise ValueError(f"a text is not valid UTF-8, at the end of {found!r}") from None
     return text
 
