@@ -91,13 +91,9 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_string(any_kind):
 
 
 @pytest.mark.parametrize("stop", ["<|im_end|>", "<|im_end|>\n", "m_end|>\n", "i<|im"])
-@pytest.mark.parametrize("kind", ["llama-2", "tokenizer.json"])
-def test_a_stop_string_is_or_touches_a_special_token(tmp_path, kind, stop):
+def test_a_stop_string_is_or_touches_a_special_token(tmp_path, stop):
     """The token leaves no text, but it is where the answer ends, and its text before that."""
-    if kind == "llama-2":
-        tokenizer = Tokenizer(sentencepiece_folder(tmp_path, LLAMA_2))
-    else:
-        tokenizer = Tokenizer(save_trained(tmp_path, ["<|im_end|>"], eos_token="<|im_end|>"))
+    tokenizer = Tokenizer(save_trained(tmp_path, ["<|im_end|>"], eos_token="<|im_end|>"))
     answer = tokenizer.encode("Hi<|im_end|>\nand more", with_bos=False)
     special = answer.index(tokenizer.encode("<|im_end|>", with_bos=False)[-1])
     ending = StopStrings(tokenizer, ["never", stop])
