@@ -185,7 +185,9 @@ def refuse(options: Options, layers: int) -> None:
     expect(options.init in ("draft", "target"), "init: expected 'draft' or 'target'", options.init)
     words = f"tree: expected up to {MAX_NODES} nodes, and {MAX_GROWN} before a tree is cut"
     expect(not exits or is_small(options.shape), words, options.shape)
-    expect(not isinstance(options.stop_at, type), "stop_at: expected an object", options.stop_at)
+    for name in ("stop_at", "datastore"):
+        part = getattr(options, name)
+        expect(not isinstance(part, type), f"{name}: expected an object, and not its class", part)
     if options.datastore is not None and 0 not in exits:
         raise ValueError("datastore: expected exit 0 among the exits, which reads it")
 
