@@ -29,11 +29,11 @@ SHAPES = [(1, 1, 1, 1), (3, 1, 1), (2, 2, 1), (1, 3)]
 SHAPES += [GrowingShape(2, 3, 5), GrowingShape(3, 3, 12), GrowingShape(4, 2, 3)]
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_every_step_is_the_definitions(part):
     """Proposals and tokens, of chains and trees of sorted exits that stop, greedy and coupled."""
     rng, like = random.Random(part), torch.empty((1, 61), dtype=torch.float64)
-    for case in range(10):
+    for case in range(9):
         model = dict(seed=rng.randrange(4), eos_token_ids=(rng.randrange(61),))
         target, draft = nearly_equal(**model)
         exits = tuple(sorted(rng.sample((1, 2, 3, 4), rng.choice((1, 2, 3)))))
@@ -42,7 +42,7 @@ def test_every_step_is_the_definitions(part):
         law = dict(temperature=rng.choice((0.0, 0.7, 1.0)))
         law |= dict(top_p=rng.choice((1.0, 0.8)), top_k=rng.choice((0, 9)))
         prompt, shape = random_tokens(case, rng.choice((1, 5, 30))), rng.choice(SHAPES)
-        options = dict(tree=shape, max_new_tokens=18, seed=case, **drafting, **law)
+        options = dict(tree=shape, max_new_tokens=12, seed=case, **drafting, **law)
         found = start(target, prompt, draft, **options)
         draws, as_decided = Draws(case), found.options
         noise = lambda position: draws.noise([position], like)[0]  # noqa: B023, E731
@@ -65,14 +65,14 @@ def some_models():
     ]
 
 
-def differing(cases, part):
+def differing(cases):
     """How many of so many drawn generations are not the text of the target alone."""
-    rng, wrong = random.Random(part), 0
+    rng, wrong = random.Random(0), 0
     store = Datastore(random_tokens(0, 300), end=[5])
     for case in range(cases):
         target, draft = rng.choice(some_models())
         prompt = random_tokens(case, rng.choice((1, 4, 30, 110, 127)))
-        law = dict(seed=case, max_new_tokens=rng.choice((1, 9, 40)))
+        law = dict(seed=case, max_new_tokens=rng.choice((1, 9, 20)))
         law |= dict(temperature=rng.choice((0.0, 0.7, 1.0)), top_p=rng.choice((1.0, 0.9)))
         options = drawn_options(rng)
         if 0 in options["exits"] and rng.random() < 0.5:
@@ -83,10 +83,9 @@ def differing(cases, part):
     return wrong
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_one_seed_one_text(part):
+def test_one_seed_one_text():
     """Whatever drafts, up to EOS, the number asked for, or the end of either model's context."""
-    assert differing(60, part) == 0
+    assert differing(60) == 0
 
 
 def causal(start, n, ancestors, device, dtype):
@@ -105,29 +104,21 @@ def causal(start, n, ancestors, device, dtype):
 )
 def test_a_wrong_mask_or_roll_back_shows(mistake):
     with mistake:
-        assert differing(20, part=0) > 0
+        assert differing(12) > 0
 
 
+# Methods, and the sizes of the draft's vocabulary: the target has three tokens.
 REJECTION = [
-    dict(method="sd", draft_length=2, exits=[2]),
-    dict(method="s2d", draft_length=2, exits=[1, 2, 3], thresholds=[0.5, 0.4, 0.0], stop=0.3),
-    dict(method="mcsd", tree=(2,), exits=[2]),
-    dict(method="s2d", draft_length=2, exits=[0, 2], thresholds=[0.3, 0.0]),
-    dict(method="mcsd", tree=(2,), exits=[0]),
-    dict(method="mcsd", tree=(2,), exits=[0], datastore=Datastore([0, 1, 1, 2, 1], end=[])),
-    dict(method="s2d", draft_length=2, exits=[2], decision=ByLastToken(0.9)),
-    dict(method="mcsd", tree=(1, 2), exits=[2], init="target"),
-    dict(method="mcsd", tree=(2, 1), exits=[1, 2], thresholds=[0.5, 0.0], stop=0.3),
-    dict(method="s2d-tree", tree=GrowingShape(2, 2, 3), exits=[2]),
-    dict(method="s2d-tree", tree=GrowingShape(3, 1, 2), exits=[1, 2], thresholds=[0.5, 0.0]),
-    dict(method="s2d-tree", tree=GrowingShape(2, 2, 4), exits=[0]),
-    dict(method="s2d-tree", tree=GrowingShape(1, 2, 2), exits=[2], init="target"),
+    (dict(method="sd", draft_length=2, exits=[2]), 5),
+    (dict(method="s2d", draft_length=2, exits=[1, 3], thresholds=[0.5], stop=0.3), 2),
+    (dict(method="s2d", draft_length=2, exits=[0, 2], thresholds=[0.3]), 3),
+    (dict(method="s2d", draft_length=2, exits=[2], decision=ByLastToken(0.9)), 3),
+    (dict(method="mcsd", tree=(2,), exits=[0], datastore=Datastore([0, 1, 1, 2, 1], end=[])), 3),
+    (dict(method="mcsd", tree=(2, 1), exits=[1, 2], thresholds=[0.5], stop=0.3), 3),
+    (dict(method="mcsd", tree=(1, 2), exits=[2], init="target"), 3),
+    (dict(method="s2d-tree", tree=GrowingShape(2, 2, 3), exits=[1, 2], thresholds=[0.5]), 3),
+    (dict(method="s2d-tree", tree=GrowingShape(1, 2, 2), exits=[2], init="target"), 3),
 ]
-
-
-# The sizes of the draft's vocabulary, for some of these methods smaller or larger.
-SAMPLED = [(options, 3) for options in REJECTION]
-SAMPLED += [(REJECTION[0], 2), (REJECTION[0], 5), (REJECTION[2], 2), (REJECTION[9], 5)]
 
 
 def few_tokens(draft_size=3, size=3, eos_token_ids=()):
@@ -150,32 +141,32 @@ def own_law(target, length, prompt=PROMPT, **law):
     return text_law(distribution, length)
 
 
-@pytest.mark.parametrize(("options", "draft_size"), SAMPLED)
+@pytest.mark.parametrize(("options", "draft_size"), REJECTION)
 def test_rejection_sampling_leaves_p(options, draft_size):
-    """Every outcome of whole generations."""
+    """Every outcome of whole generations, of one step or two."""
     target, draft = few_tokens(draft_size)
-    for given in (dict(temperature=1.0), dict(temperature=0.8, top_p=0.9, top_k=2)):
-        used = options | given | dict(rule="rejection", max_new_tokens=3)
-        found = law(lambda _: generate(target, PROMPT, draft, **used).tokens)  # noqa: B023
-        assert found.enumerated and found.distance(own_law(target, 3, **given)) < 1e-9
+    used = options | dict(rule="rejection", temperature=0.8, max_new_tokens=2)
+    found = law(lambda _: generate(target, PROMPT, draft, **used).tokens)
+    assert found.enumerated and found.distance(own_law(target, 2, temperature=0.8)) < 1e-9
 
 
 def test_an_end_within_a_path_leaves_p():
-    """EOS, and where a caller's ``stop_at`` ends the answer."""
+    """EOS, and where a caller's ``stop_at`` ends the answer; and with top-p and top-k."""
+    settings = dict(temperature=0.8, top_p=0.9, top_k=2)
     stop_at = SimpleNamespace(begin=lambda: lambda token: token == 1)
     for end, changes in ((None, dict(eos_token_ids=(1,))), (stop_at, {})):
         target, draft = few_tokens(**changes)
-        used = REJECTION[0] | dict(rule="rejection", temperature=1.0, max_new_tokens=3)
+        used = dict(draft_length=2, exits=[2], rule="rejection", max_new_tokens=3, **settings)
         found = law(lambda _: generate(target, PROMPT, draft, stop_at=end, **used).tokens)  # noqa: B023
         expected = Counter()
-        for text, prob in own_law(target, 3, temperature=1.0).probs.items():
+        for text, prob in own_law(target, 3, **settings).probs.items():
             expected[text[: (*text, 1).index(1) + 1]] += prob
         assert found.distance(Law(expected, enumerated=True)) < 1e-9
 
 
 def test_answers_in_a_batch_leave_p_and_are_independent():
     target, draft = few_tokens(size=2)
-    used = REJECTION[0] | dict(rule="rejection", temperature=1.0, max_new_tokens=2)
+    used = dict(draft_length=2, exits=[2], rule="rejection", temperature=1.0, max_new_tokens=2)
 
     def both(_):
         answers = generate_many(target, [[1, 0, 1], [0]], draft, **used)
@@ -231,8 +222,8 @@ def test_ids_and_options_of_other_kinds():
     """The small numbers of NumPy do not overflow."""
     target, draft = nearly_equal(2, eos_token_ids=())
     law = dict(temperature=1.0, max_new_tokens=120, seed=255)
-    expected = generate(target, [3, 1] * 30, draft, exits=[2, 4], **law).tokens
+    expected = generate(target, [3, 1] * 50, draft, exits=[2, 4], **law).tokens
     law |= dict(max_new_tokens=np.int8(120), seed=np.uint8(255), exits=np.array([2, 4]))
     for kind in (torch.tensor, partial(np.array, dtype=np.uint16)):
-        found = generate(target, kind([3, 1] * 30), draft, **law).tokens
+        found = generate(target, kind([3, 1] * 50), draft, **law).tokens
         assert found == expected and all(type(token) is int for token in found)

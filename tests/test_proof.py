@@ -3,7 +3,6 @@
 import os
 import random
 import re
-import secrets
 import subprocess
 import sys
 import time
@@ -14,11 +13,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import ROOT, raises_line
-from numpy.random import default_rng
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from s2d.proof import Law, TableModel, law, measure, text_law
-from s2d.proof.lossless import RULES, SHAPES, TARGET, Mistaken
+from s2d.proof.lossless import RULES, Mistaken
 from s2d.rules import Rejection
 from s2d.sampling import Draws, warp
 from s2d.tree import GrowingShape
@@ -37,7 +35,7 @@ def gumbel():
 
 
 def computed():
-    return torch.tensor([random.random() * 2, torch.empty(()).uniform_(-1, 3)]) < 1
+    return torch.tensor([random.random() * 2, torch.rand(()) * 4 - 1]) < 1
 
 
 # Programs, and the probabilities of what they return, in order.
@@ -47,7 +45,6 @@ LAWS = [
     (lambda: torch.bernoulli(P[:2]), [0.56, 0.24, 0.14, 0.06]),
     (lambda: [(P.cumsum(0) < torch.rand(())).sum()], P),
     (lambda: [random.random() > 0.3], [0.3, 0.7]),
-    (lambda: [bound_random() > 0.3], [0.3, 0.7]),
     (lambda: [0.3 < each for each in torch.rand_like(P[1:])], [0.09, 0.21, 0.21, 0.49]),
     (lambda: [float("nan") > torch.rand(())], [1.0]),
     (lambda: [Draws(1).flip(0.7), *Draws(2).draw(P[None])], [*(0.3 * P), *(0.7 * P)]),
@@ -67,18 +64,13 @@ def test_the_law_of_a_program(program, expected):
 
 
 REFUSED = {
-    "by PyTorch in a way": lambda: torch.randn(1) > 0,
-    "by PyTorch": lambda: [torch.manual_seed(0).initial_seed(), torch.rand(1) > 0.5],
+    "by PyTorch": lambda: torch.randn(1) > 0,
     "rand with generator=": lambda: torch.rand(1, generator=torch.Generator()) > 0.5,
-    "randn with generator=": lambda: torch.randn(1, generator=torch.Generator()) > 0,
-    "by numpy.random.default_rng": lambda: [default_rng(0).random() < 0.5],
-    "by numpy.random.PCG64": lambda: [np.random.Generator(np.random.PCG64(0)).random() < 0.5],
-    "by numpy.random.rand": lambda: [np.random.rand() < 0.5],
-    "by random.choice": lambda: [random.choice([1, 2])],
+    "by numpy.random.default_rng": lambda: [np.random.default_rng(0).random() < 0.5],
+    "by NumPy": lambda: [np.random.rand() < 0.5],
     "by random.Random": lambda: [random.Random(0).random() < 0.5],
-    "by Python's random": lambda: [KEPT["python"]() < 0.5],
-    "by os.urandom": lambda: [secrets.randbelow(3)],
-    "two Draws with the seed 1": lambda: [Draws(1).flip(0.5), Draws(1).flip(0.5)],
+    "by Python's random": lambda: [bound_random() < 0.5],
+    "by os.urandom": lambda: os.urandom(1),
     "two runs": lambda: [KEPT["numpy"].random() < 0.5],
     "keeps something": lambda: [KEPT["runs"].append(1) or len(KEPT["runs"]) % 2],
     "two runs of the program": lambda: [torch.rand(1) < time.perf_counter() % 1],
@@ -93,8 +85,8 @@ REFUSED = {
 def test_what_is_not_seen_is_refused(message):
     """And everything is as it was before."""
     raises_line(law, ValueError, message, lambda draws: REFUSED[message](), limit=20)
-    assert 0 <= np.random.rand() < 1 and type(os.urandom(1)) is bytes
-    assert bound_random is random.random and type(torch.rand(1)) is torch.Tensor
+    assert 0 <= np.random.default_rng().random() < 1 and type(random.random()) is float
+    assert type(torch.rand(1)) is torch.Tensor and type(Draws(1)) is Draws
 
 
 def test_where_two_laws_differ():
@@ -103,33 +95,25 @@ def test_where_two_laws_differ():
     assert laws[0].worst(laws[1], 2) == [((2,), 0.0, 0.3), ((1,), 0.5, 0.3)]
 
 
-def test_a_table_has_the_call_of_a_model():
-    """Its cache may be cut."""
-    text = torch.tensor([[1, 2, 0, 1], [0, 0, 2, 2]])
-    whole = TARGET(text, use_cache=False)
-    past = [[each[:, :, :2] for each in layer] for layer in TARGET(text[:, :3]).past_key_values]
-    assert torch.equal(TARGET(text[:, 2:], past_key_values=past).logits, whole.logits[:, 2:])
-    assert torch.equal(whole.logits[1, 3], TARGET.logits_after([0, 0, 2, 2])[0])
-
-
 @pytest.mark.parametrize("name", RULES)
 def test_right_rules_are_exact_and_every_mistake_shows(name):
-    chain, tree = (measure(RULES[name], widths, points=512) for widths in SHAPES.values())
-    worst = max(chain.distance, tree.distance)
+    """The noise is integrated over few points. Two mistakes need a second child."""
+    widths = (2,) if "child" in name else (1, 1)
+    found = measure(RULES[name], widths, points=512)
+    assert found.enumerated == ("noise" not in name)
     if name.startswith("right"):
-        assert worst < (1e-12 if chain.enumerated else 0.02)
+        assert found.distance < (1e-12 if found.enumerated else 0.03)
     else:
-        assert worst > (0.02 if chain.enumerated else 0.04)
-    assert chain.enumerated == ("noise" not in name) and tree.accepted > 0
+        assert found.distance > (0.02 if found.enumerated else 0.06)
 
 
-@pytest.mark.parametrize("widths", [(1, 1, 1), (3,), (1, 2), GrowingShape(2, 2, 3)])
+@pytest.mark.parametrize("widths", [(3,), (1, 2), GrowingShape(2, 2, 3)])
 def test_shapes_and_temperatures(widths):
     """At 0 nothing is drawn. Without its mistake, a rule is right."""
     found = measure("rejection", widths)
     assert found.distance < 1e-12 and found.accepted > 0 and found.enumerated
     assert measure("rejection", widths, temperature=0.0).distance == 0
-    if widths == (1, 2):
+    if widths == (3,):
         assert measure(partial(Mistaken, "none"), widths) == pytest.approx(found)
 
 
@@ -147,14 +131,13 @@ def own(flip, forgets=False):
 
 def test_rules_of_ones_own():
     """They are checked as ``generate`` does, and a mistake in the last token shows."""
-    target = TableModel(seed=1, vocab_size=4)
-    models = dict(target=target, draft=TableModel(2, 4, mixed_with=target))
+    target = TableModel(seed=1, vocab_size=2)
+    models = dict(target=target, draft=TableModel(2, 2, mixed_with=target))
     for flip in (lambda chance: random.random() < chance, lambda chance: torch.rand(()) < chance):
         assert measure(own(flip), (1, 1), **models).distance < 1e-12
-        assert measure(own(flip, forgets=True), (1, 1)).distance > 0.01
+        assert measure(own(flip, forgets=True), (1, 1), **models).distance > 0.01
     by_numpy = own(lambda chance: KEPT["numpy"].random() < chance)
-    for message, rule in (("two runs", by_numpy), ("a rule has exact", lambda *parts: object())):
-        raises_line(measure, ValueError, message, rule, (1, 1))
+    raises_line(measure, ValueError, "two runs", by_numpy, (1, 1), **models)
 
 
 def test_the_function_of_transformers_as_the_readme_measures_it(capsys):

@@ -142,8 +142,9 @@ RULES: dict[str, RuleMaker] = {
 
 def show(measured: Measured) -> str:
     """A cell of the table."""
+    distance = "0" if measured.distance < 1e-12 else f"{measured.distance:.3f}"
     spread = "" if measured.enumerated else " ±0.02"
-    return f"{measured.distance:.3f}{spread} / {measured.accepted:.2f}"
+    return f"{distance}{spread} / {measured.accepted:.2f}"
 
 
 def print_table() -> None:
