@@ -33,7 +33,7 @@ SHAPES += [GrowingShape(2, 3, 5), GrowingShape(3, 3, 12), GrowingShape(4, 2, 3)]
 def test_every_step_is_the_definitions(part):
     """Proposals and tokens, of chains and trees of sorted exits that stop, greedy and coupled."""
     rng, like = random.Random(part), torch.empty((1, 61), dtype=torch.float64)
-    for case in range(9):
+    for case in range(7):
         model = dict(seed=rng.randrange(4), eos_token_ids=(rng.randrange(61),))
         target, draft = nearly_equal(**model)
         exits = tuple(sorted(rng.sample((1, 2, 3, 4), rng.choice((1, 2, 3)))))
@@ -85,7 +85,7 @@ def differing(cases):
 
 def test_one_seed_one_text():
     """Whatever drafts, up to EOS, the number asked for, or the end of either model's context."""
-    assert differing(60) == 0
+    assert differing(45) == 0
 
 
 def causal(start, n, ancestors, device, dtype):

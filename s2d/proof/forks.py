@@ -30,7 +30,8 @@ LEAST = 1e-12  # branches that are less probable are not taken: they come from r
 UNSEEN = "it draws in a way that is not seen, or keeps something from run to run"
 DIFFER = f"two runs of the program with the same draws differ: {UNSEEN}"
 # What gives a program a generator of its own. With a seed, each run would draw the same from it.
-SOURCES = "os.urandom random.Random numpy.random.default_rng numpy.random.Generator".split()
+SOURCES = "os.urandom random.Random numpy.random.default_rng".split()
+SOURCES += "numpy.random.Generator numpy.random.RandomState".split()
 Outcome = tuple[int, ...]
 Program = Callable[[Draws], Iterable[int]]
 Path = list[int]  # the branches that were taken
