@@ -173,7 +173,7 @@ class Forks(TorchFunctionMode):
                 low, high = (low, bound) if is_below else (bound, high)
                 self.intervals[number] = (low, high)
             found.append(high <= bound if below else bound <= low)
-        return torch.tensor(found).reshape(ids.shape)
+        return torch.tensor(found, dtype=torch.bool).reshape(ids.shape)
 
     def known(self, value: Any) -> Any:
         """``value`` with the numbers themselves, at the point of this run."""
