@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from s2d.proof import Law, TableModel, law, measure, text_law
 from s2d.proof.lossless import RULES, Mistaken
-from s2d.rules import Rejection
+from s2d.rules import Rejection, residual
 from s2d.sampling import Draws, warp
 from s2d.tree import GrowingShape
 
@@ -95,6 +95,15 @@ def test_where_two_laws_differ():
     assert laws[0].worst(laws[1], 2) == [((2,), 0.0, 0.3), ((1,), 0.5, 0.3)]
 
 
+def test_a_table_has_the_call_of_a_model():
+    """Its cache may be cut."""
+    model, text = TableModel(seed=1), torch.tensor([[1, 2, 0, 1], [0, 0, 2, 2]])
+    past = [[each[:, :, :2] for each in layer] for layer in model(text[:, :3]).past_key_values]
+    whole = model(text).logits
+    assert torch.equal(model(text[:, 2:], past_key_values=past).logits, whole[:, 2:])
+    assert torch.equal(whole[1, 3], model.logits_after([0, 0, 2, 2])[0])
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_right_rules_are_exact_and_every_mistake_shows(name):
     """The noise is integrated over few points. Two mistakes need a second child."""
@@ -138,6 +147,32 @@ def test_rules_of_ones_own():
         assert measure(own(flip, forgets=True), (1, 1), **models).distance > 0.01
     by_numpy = own(lambda chance: KEPT["numpy"].random() < chance)
     raises_line(measure, ValueError, "two runs", by_numpy, (1, 1), **models)
+
+
+class BlockVerification(Rejection):
+    """Of a chain (Sun et al. 2024, arXiv 2403.10444, algorithm 2); it may forget its weight."""
+
+    forgets = False
+
+    def verify(self, tree, logits):
+        p, weight, accepted = self.distribution(logits), torch.ones(()), []
+        left, last = residual(p[0], tree.q[1]), len(tree.tokens) - 1
+        for node in range(1, last + 1):
+            token, before = tree.tokens[node], 1.0 if self.forgets else weight
+            weight = (before * p[node - 1, token] / tree.q[node][token]).clamp(max=1.0)
+            chance, rest = weight, p[node]
+            if node < last:
+                rest = (weight * p[node] - tree.q[node + 1]).clamp(min=0.0)
+                chance = rest.sum() / (rest.sum() + 1.0 - weight)
+            if self.draws.flip(chance.item()):  # also where a shorter part has failed
+                accepted, left = [*range(1, node + 1)], rest
+        return accepted, self.draws.draw(left[None]).item()
+
+
+def test_a_rule_that_depends_on_the_whole_path():
+    assert measure(BlockVerification, (1, 1)).distance < 1e-12
+    forgetful = type("Forgetful", (BlockVerification,), {"forgets": True})
+    assert measure(forgetful, (1, 1)).distance > 0.01
 
 
 def test_the_function_of_transformers_as_the_readme_measures_it(capsys):

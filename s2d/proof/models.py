@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from math import inf
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from .forks import Law, Outcome
 
 
 class TableModel:
-    """A made-up model of few tokens, which is also a ``draft.Exit``.
+    """A made-up model of few tokens, with the call of a Hugging Face model. It is also an exit.
 
     The logits are random numbers, and depend on the last three tokens. With a ``mixed_with`` model,
     they are half way between both: so a draft is like its target, and not the same.
@@ -37,6 +39,21 @@ class TableModel:
 
     def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
         return Prediction(self.logits_after(*map(tree.path, nodes)), confidence=1.0)
+
+    def __call__(
+        self, input_ids: Tensor, past_key_values: Any = None, **others: Any
+    ) -> SimpleNamespace:
+        """Tokens (B, T) -> ``logits`` (B, T, V), and ``past_key_values``: a pair (keys, values).
+
+        Both have the shape (B, 1, S, 1). They hold the S tokens so far, and may be cut.
+        """
+        tokens = input_ids
+        if past_key_values is not None:
+            tokens = torch.cat((past_key_values[0][0][:, 0, :, 0], tokens), dim=1)
+        ends = range(tokens.shape[1] - input_ids.shape[1] + 1, tokens.shape[1] + 1)
+        logits = [self.logits_after(*(text[:end] for end in ends)) for text in tokens.tolist()]
+        keys = tokens[:, None, :, None]
+        return SimpleNamespace(logits=torch.stack(logits), past_key_values=((keys, keys),))
 
 
 def text_law(
