@@ -137,7 +137,7 @@ def draw_numbers(
     boxes = []
     for row, (name, numbers) in enumerate(rows.items()):
         for column, number in enumerate(numbers):
-            face = str(1 - 0.5 * number / max(numbers))  # a grey, "0.5" or lighter
+            face = str(np.interp(number, [min(numbers), max(numbers)], [1.0, 0.5]))  # a grey
             edge = INK if column in framed.get(name, []) else "white"
             boxes.append(Box(column, row, str(number).lstrip("0"), "", face, edge))
     axes = draw_boxes(boxes, NUMBER, room=1.2)
