@@ -28,28 +28,18 @@ def some_options(rng):
     return options
 
 
-def some_prompts(rng):
-    """Of all lengths, some of them near the end of the target's context of 128."""
-    longest = rng.choice((5, 40, 126))
-    count = rng.randint(1, 5)
-    return [random_tokens(rng.randrange(99), rng.randint(1, longest)) for _ in range(count)]
-
-
-def together(models, prompts, options, batch):
-    target, draft = models
-    return list(generate_many(target, prompts, draft, batch=batch, **options))
-
-
 def test_each_text_is_the_one_alone(models):
     """And so is how it came about: random methods, options, prompts and numbers of them."""
     rng, seen = random.Random(0), set()
     for _ in range(25):
-        options, prompts = some_options(rng), some_prompts(rng)
-        found = together(models, prompts, options, rng.randint(1, 8))
-        assert len(found) == len(prompts)
-        for index, (prompt, each) in enumerate(zip(prompts, found)):
+        options, (target, draft) = some_options(rng), models
+        longest = rng.choice((5, 40, 126))  # the target's context is 128
+        lengths = [rng.randint(1, longest) for _ in range(rng.randint(1, 5))]
+        prompts = [random_tokens(rng.randrange(99), length) for length in lengths]
+        found = generate_many(target, prompts, draft, batch=rng.randint(1, 8), **options)
+        for index, (prompt, each) in enumerate(zip(prompts, found, strict=True)):
             own = options | dict(seed=options["seed"] + index)
-            expected = generate(models[0], prompt, models[1], **own)
+            expected = generate(target, prompt, draft, **own)
             assert each.tokens == expected.tokens, (options, index)
             assert each.stats.accept_lengths == expected.stats.accept_lengths
             assert each.stats.exit_counts == expected.stats.exit_counts
@@ -61,14 +51,15 @@ def test_each_text_is_the_one_alone(models):
 
 def test_the_target_runs_once_for_all_and_its_head_for_what_is_needed(models):
     """Positions of all prompts in one row; of a prompt only the last one's logits."""
-    target, rows, widths = models[0], [], []
+    target, draft = models
+    rows, widths = [], []
     hooks = [
         target.model.layers[0].mlp.register_forward_hook(lambda _, x, y: widths.append(y.shape)),
         target.lm_head.register_forward_hook(lambda _, x, y: rows.append(len(y))),
     ]
     prompts = [random_tokens(i, 3 + i) for i in range(4)]
     options = dict(method="sd", draft_length=2, max_new_tokens=6, stop=0.0)
-    found = together(models, prompts, options, 4)
+    found = list(generate_many(target, prompts, draft, batch=4, **options))
     for hook in hooks:
         hook.remove()
     steps = max(each.stats.steps for each in found)
@@ -89,7 +80,8 @@ def test_caches_are_those_of_a_batch_and_no_more(models, monkeypatch):
     monkeypatch.setattr(Llama, "new_cache", watched)
     prompts = [random_tokens(i, 1 + i) for i in range(12)]
     options = dict(max_new_tokens=9, exits=(1, 2, 4))
-    held = together(models, prompts, options, batch=3)
+    target, draft = models
+    held = list(generate_many(target, prompts, draft, batch=3, **options))
     assert len(held) == 12 and len(made) == 4 * 12  # the target's, and one for each exit
     assert max(alive) == 4 * 3 and not any(each() for each in made)
 

@@ -22,10 +22,6 @@ from s2d.rules import residual
 LESSON = ROOT / "s2d/lesson/lesson.ipynb"
 
 
-def code_cells():
-    return [each for each in json.loads(LESSON.read_text())["cells"] if "outputs" in each]
-
-
 def stored(cell):
     """What a cell of the notebook shows: its texts, and its pictures."""
     data = [output.get("data", output) for output in cell["outputs"]]
@@ -69,7 +65,8 @@ def test_what_is_stored_is_what_the_cells_show(monkeypatch):
     monkeypatch.chdir(LESSON.parent)
     names = {}
     drawn = []
-    for cell in code_cells():
+    cells = json.loads(LESSON.read_text())["cells"]
+    for cell in (each for each in cells if each["cell_type"] == "code"):
         text, pictures = stored(cell)
         found, shown = run_cell(cell, names)
         assert found == text and len(pictures) == len(shown), cell["id"]

@@ -37,7 +37,7 @@ def test_chains_below_roots_as_published(widths):
     different = 0
     for seed in range(2):
         target, draft = nearly_equal(seed, **OPTIONS | {"scale": 0.1})
-        expected = slow_chains(target, draft, [3, 1, 4], widths, 25)
+        expected = slow_chains(target, draft, [3, 1, 4], widths, 15)
 
         answers = []
         for options in (
@@ -47,25 +47,23 @@ def test_chains_below_roots_as_published(widths):
             dict(tree=widths),
             dict(tree=GrowingShape(3, 4, 12)),
         ):
-            options |= dict(max_new_tokens=30, init="target")
+            options |= dict(max_new_tokens=20, init="target")
             answers.append(generate(target, [3, 1, 4], draft, **options))
         lossy, *others = answers
-        assert lossy.tokens[:25] == expected[:25] and not lossy.exact
-        alone = generate(target, [3, 1, 4], method="ar", max_new_tokens=30).tokens
+        assert lossy.tokens[:15] == expected[:15] and not lossy.exact
+        alone = generate(target, [3, 1, 4], method="ar", max_new_tokens=20).tokens
         assert all(each.exact and each.tokens == alone for each in others)
         different += lossy.tokens != alone
     assert different
 
 
-@pytest.mark.parametrize("rule", ["noise", "rejection"])
 @pytest.mark.parametrize("kept", [dict(top_p=0.3), dict(top_k=2)])
-def test_roots_keep_to_top_p_and_top_k(rule, kept):
+def test_roots_keep_to_top_p_and_top_k(kept):
     """Where they leave fewer tokens than there are roots, none from outside may be emitted."""
     target, draft = random_llama(1, eos_token_ids=()), random_llama(2)
-    options = dict(method="mcsd", tree=(4, 1, 1), init="target", rule=rule)
-    options |= dict(temperature=1.0, max_new_tokens=20)
+    options = dict(tree=(4, 1, 1), init="target", rule="rejection", temperature=1.0)
     for seed in range(5):
-        output = generate(target, [3, 1, 4], draft, seed=seed, **options, **kept)
+        output = generate(target, [3, 1, 4], draft, seed=seed, max_new_tokens=20, **options, **kept)
         tokens = torch.tensor([3, 1, 4] + output.tokens, device=target.device)
         probs = torch.softmax(target(tokens[None])[0, 2:-1], dim=-1)  # (20, V)
         each = probs.gather(1, tokens[3:, None])
