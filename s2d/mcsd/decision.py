@@ -64,8 +64,8 @@ class Decision(nn.Module):
         proportion to the rule's estimates. If those are 0.5, 0.3 and 0.1 and the network says 0.8,
         the children get 0.8, 0.15 and 0.05.
         """
-        self.to(prediction.logits.device)  # once: later calls change nothing
-        answers = self(self.inputs(prediction)).tolist()
+        features = self.inputs(prediction).to(self.layers[0].weight.device)
+        answers = self(features).tolist()
         estimates = []
         for answer, (_, *others) in zip(answers, proposal.probs):
             share = (1.0 - answer) / max(sum(others), 1e-9)
