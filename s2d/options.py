@@ -188,6 +188,8 @@ def refuse(options: Options, layers: int) -> None:
     for name in ("stop_at", "datastore"):
         part = getattr(options, name)
         expect(not isinstance(part, type), f"{name}: expected an object, and not its class", part)
+    if options.decision is not None and 0 in exits:
+        raise ValueError("decision: expected exits with layers, and not exit 0")
     if options.datastore is not None and 0 not in exits:
         raise ValueError("datastore: expected exit 0 among the exits, which reads it")
 

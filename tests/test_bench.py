@@ -204,7 +204,7 @@ def test_what_cannot_be_measured_is_refused_before_models_are_loaded(capsys, mon
         (["--methods", "s2d:speed=9"], "method s2d:speed=9: unrecognized arguments: --speed=9"),
         (["--temperature", "1,-1"], "temperature: expected a number"),
         (["--top-p", "2"], "--top-p: expected a number"),
-        (["--rounds", "1000000000000"], "--rounds: expected a whole number"),
+        (["--rounds", "1000000000000"], "--rounds: expected a number from 1"),
         (["--out", WEIGHTS / "README.md/out"], "out cannot be written"),
         (["--plot", "bars"], "--plot writes .svg, .png or .pdf, and not bars"),
     ):

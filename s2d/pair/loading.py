@@ -75,12 +75,10 @@ def choose_pair(target: Path | str, draft: Path | str | None = None, **options: 
     return Choice(folder, found, decided, tokenizer)
 
 
-def refuse_other_decision(options: Options, draft: ModelFolder | None) -> None:
-    """Raise ValueError if a decision model does not go with the exits, or with the draft."""
+def refuse_other_decision(options: Options, draft: ModelFolder) -> None:
+    """Raise ValueError if a decision model was made for another draft."""
     from ..mcsd.decision import fingerprint
 
-    if draft is None or 0 in options.exits:
-        raise ValueError("decision: expected exits with layers, and not exit 0")
     not_read = "model.layers.", "model.embed_tokens.", "lm_head."
     for _, name, tensor in read_tensors(draft.path, not_read):
         if name == "model.norm.weight" and fingerprint(tensor) != options.decision.draft:
