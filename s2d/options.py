@@ -183,7 +183,7 @@ def refuse(options: Options, layers: int) -> None:
     words = "rule: expected 'noise', 'rejection' or a function (distribution, draws) -> Rule"
     expect(rule in ("noise", "rejection") or callable(rule), words, rule)
     expect(options.init in ("draft", "target"), "init: expected 'draft' or 'target'", options.init)
-    words = f"tree: expected up to {MAX_NODES} nodes, and {MAX_GROWN} before a tree is cut"
+    words = f"tree: expected 1 to {MAX_NODES} nodes, and up to {MAX_GROWN} before a tree is cut"
     expect(not exits or is_small(options.shape), words, options.shape)
     for name in ("stop_at", "datastore"):
         part = getattr(options, name)

@@ -208,7 +208,7 @@ MISTAKES = {  # all are found before a model is loaded, so that nothing else is 
     "--compare --json": "--json goes neither with",
     "--method ar --stop 0": "--method ar does not draft",
     "--top-p 0": "run.py: --top-p: expected a number from 1e-06 up to 1, not 0.0",
-    "--thresholds a": "argument --thresholds: invalid list_of_values value",
+    "--thresholds a": "argument --thresholds: invalid list of float value",
     "--target=": "argument --target: expected a name, got ''",
     "--draft-length 5 --tree 2,2": "argument --tree: not allowed with argument --draft-length",
     "--examples --batch 1025": "--batch: expected a number from 1 to 1024, got 1025",

@@ -35,6 +35,8 @@ def read_json(path: Path, missing: Any = None) -> Any:
 
 def read_safetensors(path: Path | str, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a file; ValueError if it is none, and so no ``what``."""
+    if not Path(path).is_file():
+        raise ValueError(f"no {what} at {path}, which is no file")
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}

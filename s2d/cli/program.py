@@ -20,10 +20,11 @@ class Parser(argparse.ArgumentParser):
 def comma_separated(kind: Callable[[str], Any]) -> Callable[[str], tuple]:
     """What reads one value or several, with commas between them."""
 
-    def list_of_values(text: str) -> tuple:
+    def parse(text: str) -> tuple:
         return tuple(kind(part) for part in text.split(","))
 
-    return list_of_values  # argparse names it in its errors
+    parse.__name__ = f"list of {kind.__name__}"  # argparse says this in its errors
+    return parse
 
 
 def number_in(kind: type, least: float, most: float) -> Callable[[str], Any]:
