@@ -6,7 +6,7 @@ from ..cli.ending import run_program
 
 
 def show() -> None:
-    """Print the table of lossless.py."""
+    """Print how far right and wrong rules are from the target's law."""
     from .lossless import print_table
 
     print_table()
