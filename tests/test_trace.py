@@ -81,7 +81,7 @@ def known(mini, tokenizer, tmp_path_factory):
         options = {"max_new_tokens": 40, "seed": 3} | CASES[case]
         generation = start(mini("mini-7b"), prompt, draft, **options)
         file = tmp_path_factory.mktemp("pages") / "page.html"
-        colors = color_exits(own=(2, 3, 4), used=generation.stats.exits)
+        colors = color_exits(generation.stats.exits)
         texts = Hostile() if case == "own" else tokenizer
         names = {number: color.name for number, color in colors.items()}
         recorder = Recorder(texts, generation, {"target": "T", "colors": names})

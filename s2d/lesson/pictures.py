@@ -167,7 +167,7 @@ def draw_catch_up(
 
 def draw_tree(tree: Tree, accepted: list[int], exits: Sequence[int], piece: Piece) -> Picture:
     """The tree that the target checked, in the colours of the exits; accepted nodes are filled."""
-    colors = color_exits(own=exits, used=exits)  # as on the page of an answer
+    colors = color_exits(exits)  # as on the page of an answer
     paths = [np.flatnonzero(ancestors).tolist() for ancestors in tree.ancestors]
     rows: dict[int, int] = {}  # node -> the row it is drawn in
     row = 0

@@ -1,10 +1,8 @@
 """The colours of exits, on the page of an answer and in pictures."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import cycle
 from typing import NamedTuple
-
-from ..pair.loading import Pair
 
 
 class Color(NamedTuple):
@@ -24,24 +22,9 @@ COLORS = (
 )
 
 
-def exit_colors(pair: Pair) -> dict[int, Color]:
-    """A colour for each exit that drafts."""
-    own = pair.draft.drafting.get("exits", ()) if pair.draft else ()
-    return color_exits(own=own, used=pair.options.exits)
-
-
-def color_exits(own: Sequence[int], used: Sequence[int]) -> dict[int, Color]:
-    """A colour for each exit that is ``used``.
-
-    The draft's ``own`` list of exits comes first, so that an exit keeps its colour whichever others
-    are used with it.
-
-    >>> {each: color.name for each, color in color_exits(own=(2, 3, 4), used=(0, 3)).items()}
-    {0: 'green', 3: 'orange'}
-    """
-    numbered = dict.fromkeys([*own, *used])
-    all_colors = dict(zip(numbered, cycle(COLORS)))
-    return {exit_layer: all_colors[exit_layer] for exit_layer in used}
+def color_exits(exits: Iterable[int]) -> dict[int, Color]:
+    """A colour for each of the ``exits``, in their order."""
+    return dict(zip(exits, cycle(COLORS)))
 
 
 # Of something else than an exit: on a light background, and on a dark one.

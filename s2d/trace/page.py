@@ -11,7 +11,7 @@ from ..decoder import Decoder
 from ..pair.loading import Pair
 from ..speed.tensor_parallel import from_rank_0
 from ..stats import Step
-from .colors import COLORS, SHADES, exit_colors
+from .colors import COLORS, SHADES, color_exits
 from .record import Recorder
 
 FOLDER = Path(__file__).parent
@@ -21,7 +21,7 @@ def trace(decoder: Decoder, pair: Pair, file: Path) -> Iterator[Step]:
     """Yield the steps of an answer, and write them to ``file`` as a page."""
     draft = pair.found.draft
     about = {"target": pair.folder.path.name, "draft": draft and draft.path.name}
-    about["colors"] = {number: color.name for number, color in exit_colors(pair).items()}
+    about["colors"] = {each: color.name for each, color in color_exits(decoder.stats.exits).items()}
     recorder = Recorder(pair.tokenizer, decoder, about)
     for step in decoder:
         recorder.add(step)

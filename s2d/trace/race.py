@@ -14,7 +14,7 @@ from ..cli.program import name_processor
 from ..generation import start
 from ..pair.loading import Pair
 from ..stats import Step
-from .colors import SHADES, Color, exit_colors
+from .colors import SHADES, Color, color_exits
 
 PROMPT = "Tell me a story about a robot called Nora."
 SLOWER = 20  # times
@@ -40,7 +40,7 @@ def measure(pair: Pair, method: str, rounds: int, tokens: int) -> tuple[list[Ste
 
 def draw_race(pair: Pair, rounds: int = 9, tokens: int = 64) -> str:
     """The picture. Its title says what it shows, for readers who do not see it."""
-    colors = exit_colors(pair)
+    colors = color_exits(pair.options.exits)
     alone = measure(pair, "ar", rounds, tokens)
     s2d = measure(pair, "s2d", rounds, tokens)
     period = HOLD + SLOWER * alone[1][-1]  # seconds
