@@ -240,4 +240,4 @@ def test_the_page_of_run_py_names_the_models_and_colours_by_the_drafts_list(tmp_
     about, heads, classes = browse(file, f"{script}.map((each) => each.className)]")
     assert heads[1] == "p decides"
     assert about.startswith("target mini-7b · draft mini-draft · 4 tokens in ")
-    assert classes == ["target", f"exit {COLORS[1].name}"]  # exit 3 is the second one
+    assert classes == ["target", f"exit {COLORS[0].name}"]
