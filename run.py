@@ -85,13 +85,13 @@ def mistakes(args: Namespace) -> list[str]:
     """What is wrong where an option would do nothing beside others."""
     many = args.prompts or args.examples
     single = args.trace or args.compare
-    words = args.interactive or args.compare
+    is_text = args.interactive or args.compare
     drafts = args.paper or args.compare or any(getattr(args, name) is not None for name in DRAFTING)
     messages = {
         "--prompt is given twice; --prompts FILE answers several": len(args.prompt or ()) > 1,
-        "--batch does nothing without --prompts": args.batch and not many,
+        "--batch is for --prompts and --examples": args.batch and not many,
         "--trace and --compare are for a single prompt": single and (many or args.interactive),
-        "--json goes neither with --interactive nor with --compare": args.json and words,
+        "--json goes neither with --interactive nor with --compare": args.json and is_text,
         "--method ar does not draft, and is the target alone": args.method == "ar" and drafts,
     }
     return [message for message, is_made in messages.items() if is_made]

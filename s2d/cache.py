@@ -38,7 +38,7 @@ class NoCache:
 
 
 class LayerCache:
-    """What one layer is handed: its keys and values (1, G, capacity, D) in a ``KVCache``."""
+    """A layer's keys and values (1, G, capacity, D): a part of a ``KVCache``, which sets them."""
 
     keys: Tensor
     values: Tensor

@@ -36,6 +36,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and value >= 0
 
 
+def without_q(tree: Tree) -> Tree:
+    """The ``tree`` for a part that needs no q: whoever writes into q would change the law."""
+    return tree._replace(q=(None,) * len(tree.tokens))
+
+
 class CheckedExit:
     """An exit that has a number, and predicts a row of logits for each node."""
 
@@ -48,7 +53,7 @@ class CheckedExit:
         expect(is_number(self.max_positions), words, self.max_positions)
 
     def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
-        tree = tree._replace(context=list(tree.context))  # it may go on from the text: text += ...
+        tree = without_q(tree)._replace(context=list(tree.context))  # for text += ...
         said = self.exit.predict(tree, list(nodes))
         expect(isinstance(said, Prediction), "an exit returns a Prediction", said)
         logits = said.logits
@@ -127,7 +132,7 @@ class CheckedShape:
         self.prunes = bool(shape.prunes)
 
     def frontier(self, tree: Tree, leaves: list[int]) -> list[int]:
-        nodes = self.shape.frontier(tree, list(leaves))
+        nodes = self.shape.frontier(without_q(tree), list(leaves))
         is_right = are_ints(nodes) and [leaf for leaf in leaves if leaf in nodes] == list(nodes)
         expect(is_right, f"a frontier is some of {leaves} in order", nodes)
         grown = len(tree.tokens) + sum(self.width(tree, node) for node in nodes)
@@ -136,13 +141,14 @@ class CheckedShape:
         return list(nodes)
 
     def width(self, tree: Tree, node: int) -> int:
-        return whole(self.shape.width(tree, node), "the width of a tree", 1, MAX_NODES)
+        width = self.shape.width(without_q(tree), node)
+        return whole(width, "the width of a tree", 1, MAX_NODES)
 
     def sent(self, tree: Tree) -> list[int]:
-        nodes = self.shape.sent(tree)
+        nodes = self.shape.sent(without_q(tree))
         count = len(tree.tokens)
-        is_right = are_ints(nodes) and list(nodes) == sorted({0, *nodes}) and nodes[-1] < count
-        kept = set(nodes) if is_right else set()
+        kept = {0, *nodes} & set(range(count)) if are_ints(nodes) else set()
+        is_right = kept and list(nodes) == sorted(kept)
         is_right = is_right and all(tree.parents[node] in kept for node in nodes[1:])
         expect(is_right, "nodes are sent in order, with their parents", nodes)
         whole(len(nodes) - 1, "the nodes of a tree", 0, MAX_NODES)

@@ -51,8 +51,6 @@ class Decoder:
         # This function is called with each token but EOS: does the answer end with it?
         self.is_last = (lambda token: False) if stop_at is None else stop_at.begin()
         self.cache = target.new_cache()
-        # Of a long prompt, for ``Step.hidden``: exits of your own may read it. The core does not.
-        self.hidden_before = target.model.norm.weight.new_empty((0, target.config.hidden_size))
 
     def __iter__(self) -> Iterator[Step]:
         return self.steps
@@ -84,26 +82,30 @@ class Decoder:
 
     def draft(self) -> Tree:
         """A tree of tokens that may follow the context."""
-        self.read_long_prompt()
         n = len(self.context)
         # One position is for the bonus token. To draft level d, the draft reads n + d - 1 tokens.
         shape = self.drafter.shape
         depth = min(shape.depth, self.limit - n - 1, self.drafter.max_positions - n + 1)
         return self.drafter.grow(Tree.root(self.context), depth, self.rule)
 
-    def read_long_prompt(self) -> None:
-        """Read a long prompt before the first tree: a mask of both would be large."""
-        if len(self.context) - self.cache.length > MAX_UNREAD:
-            tokens = to_device([self.context[:-1]], self.target.device)  # (1, T)
-            hidden = self.target.embed(tokens)
-            self.hidden_before = self.target.run_layers(hidden, cache=self.cache)[0]
-
     def run_target(self, tree: Tree) -> tuple[Tensor, Tensor]:
         """The target's hidden states (T, hidden) of what it reads, and its logits (N+1, V)."""
+        long_prompt = self.read_long_prompt()
         tokens, positions, mask = self.inputs(tree)
         hidden = self.target.embed(tokens)
         hidden = self.target.run_layers(hidden, positions=positions, mask=mask, cache=self.cache)
-        return hidden[0], self.target.logits(hidden[0, -len(tree.tokens) :])
+        logits = self.target.logits(hidden[0, -len(tree.tokens) :])
+        return torch.cat((*long_prompt, hidden[0])), logits
+
+    def read_long_prompt(self) -> list[Tensor]:
+        """Read a long prompt before the tree, as a mask of both would be large.
+
+        Returns its hidden states (T, hidden) in a list, which is empty if nothing was read.
+        """
+        if len(self.context) - self.cache.length <= MAX_UNREAD:
+            return []
+        tokens = to_device([self.context[:-1]], self.target.device)  # (1, T)
+        return [self.target.run_layers(self.target.embed(tokens), cache=self.cache)[0]]
 
     def inputs(self, tree: Tree) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the target has not read of the context and the tree: tokens, positions, mask.
@@ -133,8 +135,6 @@ class Decoder:
         if not self.ended and len(self.context) >= self.limit:
             full = len(self.context) == self.target.config.max_position_embeddings
             self.ended = "context" if full else "length"
-        hidden = torch.cat((self.hidden_before, hidden))
-        self.hidden_before = self.hidden_before[:0]
         return Step(tree, logits, hidden, accepted, tokens)
 
     def new_tokens(self, tree: Tree, accepted: list[int], bonus: int) -> list[int]:

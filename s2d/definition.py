@@ -7,8 +7,8 @@ The target takes the token with the largest log p + g. Here p is its distributio
 noise: a number for each token and position, from a seed alone. This is a draw from p (see
 ``sampling.Draws.noise``). The draft, with the distribution q, knows g as well, and trusts half of
 it: it proposes the tokens with the largest log q + g / 2. For greedy decoding, the caller gives a
-noise of zeros, and a temperature of 1. Exit 0, rejection sampling, improved MCSD, stop strings and
-a draft model with too few positions are not defined here.
+noise of zeros, and a temperature of 1. Exit 0, rejection sampling, improved MCSD, stop strings,
+shapes of your own and models with too few positions are not defined here.
 """
 
 from collections.abc import Callable, Iterator, Sequence

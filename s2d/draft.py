@@ -87,7 +87,7 @@ class LayerExit:
         if self.previous is not None:
             self.previous.read(tree, nodes)
         n = len(tree.context)
-        # The mask has a row for each token of the context that is read in the last pass.
+        # A long part of the context is read in pieces, as a mask has a row for each token.
         for end in range(self.cache.length + MAX_UNREAD, n, MAX_UNREAD):
             self.run(tokens[:end], end, ROOT_ALONE)
         self.run(tokens, n, tree.ancestors[np.ix_(expanded, expanded)])
@@ -146,7 +146,7 @@ class SortedDraft:
                 break
             exit_, prediction = self.choose_exit(tree, nodes)
             if prediction.confidence == 0:
-                break  # it knows nothing
+                break  # exit 0 has found nothing
             widths = [self.shape.width(tree, node) for node in nodes]
             proposal = rule.propose(tree, nodes, prediction, widths)
             tree = tree.add_level(nodes, proposal, exit_.exit_layer)

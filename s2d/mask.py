@@ -70,7 +70,8 @@ def positions_and_mask(
         return to_device(np.arange(read, read + T, dtype=np.float32), device), None
     lag = max(0, root - read)  # so many tokens of the context before the root are read now
     visible = np.tri(T, read + T, k=read, dtype=bool)  # row i, entry read + i, sees all before
-    visible[lag:, root:] = ancestors[lag - T :]  # but of the nodes, a node sees only its ancestors
+    # But of the nodes, a node sees only its ancestors. Nodes that have been read have no row.
+    visible[lag:, root:] = ancestors[-(T - lag) :]
     positions = visible.sum(axis=1, dtype=np.float32) - 1  # at position i, i + 1 are visible
     mask = torch.zeros(visible.shape, dtype=dtype, device=device)
     mask.masked_fill_(to_device(~visible, device), -torch.inf)

@@ -27,7 +27,7 @@ METHODS = {
     "s2d-tree": ("all", "growing"),
 }
 # What is given comes first, then what a draft's config.json says, and then this. A growing tree has
-# top_k, depth and size; ``stop`` is for chains.
+# top_k, depth and size; ``stop`` is the default of chains.
 DEFAULTS = dict(method="s2d", exits=(), thresholds=(), draft_length=6, stop=0.0, tree=(10, 4, 60))
 # Exit 0 alone: tuned on SmolLM2-135M with its datastore (end of bench/README.md).
 EXIT_0_ALONE = dict(
@@ -54,7 +54,7 @@ RANGES = {
 class Options:
     """All settings of an answer, as they were decided."""
 
-    method: str = "s2d"  # one of METHODS, for reports alone: the next four say what it means
+    method: str = "ar"  # one of METHODS, by which it is reported: the next four say what it means
     # The numbers of layers after which the draft may predict, in ascending order; 0 is the n-gram
     # table. A function (target, draft) -> ``draft.Exit`` may stand among them, such as a class.
     exits: tuple[int | Callable[..., Any], ...] = ()
@@ -88,7 +88,7 @@ def decide(draft: Any, **given: Any) -> Options:
         options = fill_in(draft, **given)
         refuse(options, layers=0 if draft is None else draft.config.num_hidden_layers)
     except (AttributeError, TypeError) as error:
-        raise ValueError(f"options: {error}") from None
+        raise ValueError(f"options: {error}") from error
     return options
 
 
@@ -124,7 +124,7 @@ def fill_in(
         method = defaults["method"] if draft_length is None else "s2d"
     expect(method in METHODS, f"method: expected {', '.join(METHODS)}", method)
     which, trees = METHODS[method]
-    if which == "none":
+    if which == "none":  # what is given for drafting is passed over
         exits, thresholds, tree, draft_length = (), (), (), None
         others |= {"init": "draft", "decision": None, "datastore": None}
     if exits is None:
@@ -144,7 +144,7 @@ def fill_in(
     else:
         shape = GrowingShape(*defaults["tree"]) if trees == "growing" else FixedShape(trees)
     if stop is None and others.get("decision") is not None:
-        stop = others["decision"].threshold
+        stop = others["decision"].threshold  # of its estimates, which take the place of the rule's
     if stop is None:
         # A growing tree needs no other end; those of exit 0 alone do.
         is_chain = isinstance(shape, FixedShape) and max(shape.widths, default=0) == 1

@@ -36,8 +36,8 @@ class Proposal(NamedTuple):
     """Children for each of R nodes: the best first, or in the order in which they were drawn."""
 
     tokens: list[list[int]]  # R lists; some are shorter where few tokens are possible
-    # Likewise: estimates that a child is accepted after its parent. Of a drawn child this is q,
-    # which is low. Drafting stops and trees grow by them. The verification never looks at them.
+    # Likewise: estimates that a child is accepted after its parent. For a drawn child, q is taken,
+    # an underestimate. Drafting stops and trees grow by them. The verification never uses them.
     probs: list[list[float]]
     q: Sequence[Tensor] = ()  # R times (V,): what the children were drawn from, if they were drawn
 
@@ -53,7 +53,8 @@ class Tree(NamedTuple):
     exit_layers: tuple[int, ...] = (TARGET,)  # the exit that drafted it, by its number of layers
     q: tuple[Tensor | None, ...] = (None,)  # (V,): what the node was drawn from, if it was drawn
     ancestors: np.ndarray = ROOT_ALONE  # (N+1, N+1): row i has node i and its ancestors
-    # Nodes that got children, in the order of the draft's caches. One that is not sent is NO_NODE.
+    # Nodes that got children, in the order of the draft's caches: the one at place i has the entry
+    # n-1+i there. A node that is not sent is NO_NODE.
     expanded: tuple[int, ...] = ()
     depth: int = 0  # the number of levels that were drafted
 
@@ -65,11 +66,11 @@ class Tree(NamedTuple):
     def leaves(self, least: float, eos_token_ids: Sequence[int]) -> list[int]:
         """The nodes of the last level that may get children.
 
-        Their paths have a probability of ``least`` or more, and do not end with EOS.
+        Their paths have a probability of ``least`` or more, and no drafted EOS at the end.
         """
         last_level = [node for node, depth in enumerate(self.depths) if depth == self.depth]
         probable = [node for node in last_level if self.probs[node] >= least]
-        return [node for node in probable if self.tokens[node] not in eos_token_ids]
+        return [node for node in probable if node == 0 or self.tokens[node] not in eos_token_ids]
 
     def add_level(self, nodes: Sequence[int], proposal: Proposal, exit_layer: int) -> "Tree":
         """A tree in which R ``nodes`` of the last level have the children of ``proposal``."""
@@ -133,7 +134,7 @@ class Shape(Protocol):
     """How a tree grows: ``FixedShape``, ``GrowingShape``, or an object of your own."""
 
     depth: int  # the number of levels below the root
-    prunes: bool  # whether not all nodes are sent: then no rule may draw them
+    prunes: bool  # whether not all nodes are sent: then no rule may draw them (rules.Rejection)
 
     def frontier(self, tree: Tree, leaves: list[int]) -> list[int]:
         """Which of the ``leaves``, nodes of the last level, get children: in ascending order."""

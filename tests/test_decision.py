@@ -74,6 +74,13 @@ def test_a_fork_goes_on_where_a_path_is_likely(hopeless):
     assert trees and all(tree.parents == (-1, 0, 0, 1, 2, 4 - hopeless) for tree in trees)
 
 
+def test_a_node_without_children_has_no_estimate():
+    model = Decision("stats", 8, 0.4, "")
+    proposal = Proposal([[], [3, 4]], [[], [0.5, 0.2]])
+    nothing, two = model.estimate(Prediction(torch.zeros(2, 12), 0.5), proposal)
+    assert nothing == [] and sum(two) == pytest.approx(1.0)
+
+
 def test_a_file_keeps_its_configuration_and_fits_its_draft(tmp_path):
     draft, file = random_llama(1), tmp_path / "d.safetensors"
     made = Decision("hidden", 32, 0.35, fingerprint(draft.model.norm.weight))

@@ -312,6 +312,7 @@ PATH = "a rule accepts a path from the root down"
 TOKENS = "a rule proposes up to 2 different tokens of 61, not"
 BROKEN = [
     (ORDER, shape(sent=lambda tree: [0, 2, 1, *all_of(tree)[3:]])),
+    (ORDER, shape(sent=lambda tree: [-1, 0])),
     (ORDER, shape(sent=lambda tree: [0, *all_of(tree)[2:]])),
     (ORDER, shape(sent=lambda tree: [*all_of(tree), len(tree.tokens)])),
     (FRONTIER, shape(frontier=lambda tree, leaves: [1, 2][: len(leaves)])),

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 from helpers import ROOT, raises_line
+from numpy.random import default_rng as bound_rng
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from s2d.proof import Law, TableModel, law, measure, text_law
 from s2d.proof.lossless import RULES, Mistaken
 from s2d.rules import Rejection, residual
 from s2d.sampling import Draws, warp
-from s2d.tree import GrowingShape
+from s2d.tree import FixedShape, GrowingShape
 
 P = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
 KEPT = {"numpy": np.random.default_rng(0), "python": random.random, "runs": []}
@@ -72,6 +73,7 @@ REFUSED = {
     "by Python's random": lambda: [bound_random() < 0.5],
     "by os.urandom": lambda: os.urandom(1),
     "two runs": lambda: [KEPT["numpy"].random() < 0.5],
+    "two runs of": lambda: [bound_rng().random() < 0.5],
     "keeps something": lambda: [KEPT["runs"].append(1) or len(KEPT["runs"]) % 2],
     "two runs of the program": lambda: [torch.rand(1) < time.perf_counter() % 1],
     "mul_ changes": lambda: torch.rand(2)[0].mul_(2) < 0.5,
@@ -167,6 +169,19 @@ class BlockVerification(Rejection):
             if self.draws.flip(chance.item()):  # also where a shorter part has failed
                 accepted, left = [*range(1, node + 1)], rest
         return accepted, self.draws.draw(left[None]).item()
+
+
+class Writes(FixedShape):
+    """A shape that writes into the q of the nodes that it can see."""
+
+    def frontier(self, tree, leaves):
+        for q in filter(torch.is_tensor, tree.q):
+            q.fill_(1 / 3)
+        return leaves
+
+
+def test_a_shape_that_writes_into_q_changes_no_law():
+    assert measure("rejection", Writes((1, 1))).distance < 1e-12
 
 
 def test_a_rule_that_depends_on_the_whole_path():

@@ -202,7 +202,7 @@ MISTAKES = {  # all are found before a model is loaded, so that nothing else is 
     "--template-option thinking": "expected NAME=VALUE, got 'thinking'",
     "--prompts /nonexistent": "run.py: /nonexistent: No such file or directory",
     "--prompts /dev/null": "/dev/null has no line to answer",
-    "--batch 2": "--batch does nothing without --prompts",
+    "--batch 2": "--batch is for --prompts and --examples",
     "--prompt a --prompt b": "--prompt is given twice",
     "--prompts /dev/null --compare": "--trace and --compare are for a single prompt",
     "--compare --json": "--json goes neither with",

@@ -67,9 +67,9 @@ class Decision(nn.Module):
         features = self.inputs(prediction).to(self.layers[0].weight.device)
         answers = self(features).tolist()
         estimates = []
-        for answer, (_, *others) in zip(answers, proposal.probs):
-            share = (1.0 - answer) / max(sum(others), 1e-9)
-            estimates.append([answer] + [share * other for other in others])
+        for answer, probs in zip(answers, proposal.probs):
+            share = (1.0 - answer) / max(sum(probs[1:]), 1e-9)
+            estimates.append([answer, *(share * other for other in probs[1:])][: len(probs)])
         return estimates
 
 

@@ -49,7 +49,6 @@ class RootsDecoder(Decoder):
 
     def draft(self) -> Tree:
         """As a Decoder's, below a first level of the roots."""
-        self.read_long_prompt()
         tree = Tree.root(self.context)
         if not self.roots:
             return tree

@@ -71,7 +71,9 @@ def law(program: Program, points: int = 2048, limit: int = 100_000) -> Law:
     waiting: list[Path] = [[]]
     with ExitStack() as stack:
         for name in SOURCES:
-            stack.enter_context(patch(name, partial(refuse, name)))
+            # A class, as NumPy asks whether something is a Generator.
+            refused = type(name, (), {"__new__": partial(refuse, name)})
+            stack.enter_context(patch(name, refused))
         stack.enter_context(patch("random.random", partial(forks.rand, ())))
         stack.enter_context(patch.object(Draws, "__init__", ForkedDraws.__init__))
         stack.enter_context(forks)

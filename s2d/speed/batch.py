@@ -100,6 +100,7 @@ def decode(target: Llama, prompt: list[int], draft: Llama | None, options: Optio
 @torch.inference_mode()
 def run_together(target: Llama, trees: list[tuple[Decoder, Tree]]) -> list[Pass]:
     """Run the target once, over what it has not read for any Decoder: a Pass for each tree."""
+    long_prompts = [decoder.read_long_prompt() for decoder, _ in trees]
     inputs = [decoder.inputs(tree) for decoder, tree in trees]
     tokens, positions, masks = zip(*inputs)
     sizes = [each.shape[1] for each in tokens]
@@ -109,7 +110,9 @@ def run_together(target: Llama, trees: list[tuple[Decoder, Tree]]) -> list[Pass]
     states = hidden[0].split(sizes)
     counts = [len(tree.tokens) for _, tree in trees]
     needed = [rows[-count:] for rows, count in zip(states, counts)]
-    return list(zip(states, target.logits(torch.cat(needed)).split(counts)))
+    logits = target.logits(torch.cat(needed)).split(counts)
+    states = [torch.cat((*before, rows)) for before, rows in zip(long_prompts, states)]
+    return list(zip(states, logits))
 
 
 class SeveralLayers(NamedTuple):
