@@ -167,5 +167,6 @@ class Decoder:
 
     def result(self) -> Generation:
         """The answer so far, without the caches and whatever else decoding takes."""
-        said = self.tokens, self.ended, self.stats, self.options
-        return Generation(*said, self.rule.exact, self.prompt_length)
+        return Generation(
+            self.tokens, self.ended, self.stats, self.options, self.rule.exact, self.prompt_length
+        )
