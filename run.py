@@ -40,7 +40,7 @@ def parse(arguments: list[str] | None = None) -> Namespace:
     add("--top-p", type=float, metavar="P", help="nucleus sampling (1: all tokens)")
     add("--top-k", type=int, metavar="K", help="draw from the K likeliest (0: all)")
     add("--seed", type=int, metavar="S", help="one seed, one text (0)")
-    add("--paper", action="store_true", help="as in the S2D paper: --rejection --stop 0")
+    add("--paper", action="store_true", help="as in the S2D paper: --rejection, and --stop (0)")
 
     group = parser.add_argument_group("input")
     add = group.add_mutually_exclusive_group().add_argument

@@ -53,7 +53,7 @@ class CheckedExit:
         expect(is_number(self.max_positions), words, self.max_positions)
 
     def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
-        tree = without_q(tree)._replace(context=list(tree.context))  # for text += ...
+        tree = without_q(tree)._replace(context=list(tree.context))  # so that a list can be added
         said = self.exit.predict(tree, list(nodes))
         expect(isinstance(said, Prediction), "an exit returns a Prediction", said)
         logits = said.logits
@@ -69,7 +69,7 @@ class CheckedExit:
     def keep(self, step: Step) -> None:
         logits, hidden = step.logits.clone(), step.hidden.clone()
         accepted, tokens = list(step.accepted), list(step.tokens)
-        self.exit.keep(Step(step.tree, logits, hidden, accepted, tokens))
+        self.exit.keep(Step(without_q(step.tree), logits, hidden, accepted, tokens))
 
     def end(self) -> None:
         if hasattr(self.exit, "end"):

@@ -77,8 +77,9 @@ class Decoder:
             self.roll_back(step)
             step.seconds = time.perf_counter() - began
             self.stats.add(step)
+            if self.ended:
+                self.end()
             yield step
-        self.end()
 
     def draft(self) -> Tree:
         """A tree of tokens that may follow the context."""
@@ -98,7 +99,7 @@ class Decoder:
         return torch.cat((*long_prompt, hidden[0])), logits
 
     def read_long_prompt(self) -> list[Tensor]:
-        """Read a long prompt before the tree, as a mask of both would be large.
+        """Read a long prompt, into an empty cache, before the tree: a mask of both would be large.
 
         Returns its hidden states (T, hidden) in a list, which is empty if nothing was read.
         """

@@ -90,7 +90,7 @@ def propose(
             g = noise(len(context) + len(path))  # (V,)
             estimates = (q.log() + g / 2).softmax(dim=-1)  # of what the target takes
             best = estimates.topk(min(width, len(q))).indices.tolist()
-            children = [token for token in best if q[token] > 0]
+            children = [token for token in best if estimates[token] > 0]
             proposed[path] = Proposed(children, exit_layer, confidence)
             for token in children:
                 longer[*path, token] = path_prob * estimates[token].item()

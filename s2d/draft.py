@@ -87,7 +87,7 @@ class LayerExit:
         if self.previous is not None:
             self.previous.read(tree, nodes)
         n = len(tree.context)
-        # A long part of the context is read in pieces, as a mask has a row for each token.
+        # An exit that lags needs a mask, with a row for each token: it reads a long part in pieces.
         for end in range(self.cache.length + MAX_UNREAD, n, MAX_UNREAD):
             self.run(tokens[:end], end, ROOT_ALONE)
         self.run(tokens, n, tree.ancestors[np.ix_(expanded, expanded)])

@@ -77,7 +77,7 @@ def as_ids(tokens: Ids, vocab_size: int) -> list[int]:
         if len(ids) == 1 and isinstance(ids[0], list):
             ids = ids[0]
         ids = [index(token) for token in ids]
-    except (TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError):
         raise ValueError(f"a prompt is a list of ids, not {short(tokens)}") from None
     if not all(0 <= token < vocab_size for token in ids):
         raise ValueError(f"the prompt's ids are not all within 0..{vocab_size - 1}")

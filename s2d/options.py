@@ -87,7 +87,7 @@ def decide(draft: Any, **given: Any) -> Options:
     try:
         options = fill_in(draft, **given)
         refuse(options, layers=0 if draft is None else draft.config.num_hidden_layers)
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, TypeError) as error:  # such as a name that there is not
         raise ValueError(f"options: {error}") from error
     return options
 

@@ -15,7 +15,7 @@ def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0)
     """Logits (..., V) -> probabilities (..., V) after temperature, top-k, then top-p.
 
     At temperature 0 the first of the largest logits has all the probability. A row without a finite
-    logit becomes NaN, at every temperature. Computed in float32 or better. Top-k keeps the
+    logit gets a NaN, at every temperature. Computed in float32 or better. Top-k keeps the
     ``top_k`` largest logits and all that equal the last of them; 0 keeps all. Top-p keeps the
     smallest set of most probable tokens whose probabilities, among what top-k left, sum to
     ``top_p`` or more (Holtzman et al. 2020, arXiv 1904.09751, section 3.1).

@@ -108,9 +108,9 @@ class Stats:
     def acceptance(self) -> dict[str, Any]:
         """What was drafted and accepted, by position and by exit.
 
-        Lists begin with depth 1. A tree counts where it has a node. An exit counts as asked once
-        for each level that it or a deeper one drafts. Levels of which no node was sent do not
-        count. The names are those of vLLM, or like them.
+        Lists begin with depth 1. A position counts the trees that have a node there. An exit counts
+        as asked once for each level that it or a deeper one drafts. Levels of which no node was
+        sent do not count. The names are those of vLLM, or like them.
         """
         levels = [dict(step.sent) for step in self.counted]  # of a step: {depth: its exit}
         sent = Counter(depth for step in levels for depth in step)

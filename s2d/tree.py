@@ -134,7 +134,7 @@ class Shape(Protocol):
     """How a tree grows: ``FixedShape``, ``GrowingShape``, or an object of your own."""
 
     depth: int  # the number of levels below the root
-    prunes: bool  # whether not all nodes are sent: then no rule may draw them (rules.Rejection)
+    prunes: bool  # whether nodes may be left unsent: then a rule must not draw (rules.Rejection)
 
     def frontier(self, tree: Tree, leaves: list[int]) -> list[int]:
         """Which of the ``leaves``, nodes of the last level, get children: in ascending order."""

@@ -342,6 +342,7 @@ BROKEN = [
     ("an exit's number: expected", exit_(exit_layer=-1)),
     ("max_positions is a number", exit_(max_positions=None)),
     ("a prompt is a list of ids", dict(tokens="Hi")),
+    ("a prompt is a list of ids", dict(tokens={})),
     ("must share a vocabulary", dict(draft=random_llama(1, vocab_size=190))),
     ("exits .4.: there is no draft model", dict(draft=None)),
     ("not 'x'", dict(method="x")),
