@@ -108,9 +108,8 @@ def run_together(target: Llama, trees: list[tuple[Decoder, Tree]]) -> list[Pass]
     hidden = target.embed(torch.cat(tokens, dim=1))  # (1, T, hidden), T of all prompts
     hidden = target.run_layers(hidden, positions=torch.cat(positions), cache=cache)
     states = hidden[0].split(sizes)
-    counts = [len(tree.tokens) for _, tree in trees]
-    needed = [rows[-count:] for rows, count in zip(states, counts)]
-    logits = target.logits(torch.cat(needed)).split(counts)
+    needed = [rows[-len(tree.tokens) :] for rows, (_, tree) in zip(states, trees)]
+    logits = target.logits(torch.cat(needed)).split([len(rows) for rows in needed])
     states = [torch.cat((*before, rows)) for before, rows in zip(long_prompts, states)]
     return list(zip(states, logits))
 
