@@ -2,8 +2,8 @@
 
 What is not ours is wrapped once, where decoding is prepared (generation.py). The draft and the loop
 see no difference, and check nothing. A ValueError names the promise that is broken. What such a
-part is handed is a copy, or cannot be changed. No check looks at values on a GPU, which would have
-to be waited for.
+part is handed is a copy, or cannot be changed; only the q that a rule has proposed is its own. No
+check looks at values on a GPU, which would have to be waited for.
 """
 
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ smoothing; Chen & Goodman 1999). A suffix that was seen c times, with u differen
 c / (c + doubt · u): nearly all, if one token followed often and no other did.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -39,15 +39,15 @@ class Text:
     doubts = (4.0, 2.0, 1.0, 0.7)  # what follows a lone token says least
 
     def __init__(self) -> None:
-        self.table: dict[tuple[int, ...], Counter[int]] = {}  # suffix -> {follower: count}
+        # suffix -> {follower: count}
+        self.table: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
         self.newest: tuple[int, ...] = ()  # the last tokens of the text, up to ORDER
 
     def grow(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text."""
         for token in tokens:
             for start in range(len(self.newest)):
-                counts = self.table.setdefault(self.newest[start:], Counter())
-                counts[token] += 1
+                self.table[self.newest[start:]][token] += 1
             self.newest = (*self.newest, token)[-ORDER:]
 
     def followers(self, suffix: tuple[int, ...]) -> Mapping[int, int]:
