@@ -34,6 +34,8 @@ def test_what_is_no_datastore(tmp_path):
     ):
         save_file({"tokens": torch.tensor(ids)}, file)
         raises_line(load_datastore, ValueError, message, file, TINY)
+    endless = replace(TINY, eos_token_ids=())
+    raises_line(save_datastore, ValueError, "has no EOS token", tmp_path / "new", [[1]], endless)
     file.write_bytes(b"x" * 20)
     raises_line(load_datastore, ValueError, f"no datastore at {file}: Error while", file, TINY)
     raises_line(load_datastore, ValueError, f"no datastore at {tmp_path}", tmp_path, TINY)

@@ -49,9 +49,11 @@ def check_datastore(datastore: "Datastore", vocab_size: int) -> None:
 
 def save_datastore(path: Path, documents: list[list[int]], config: LlamaConfig) -> None:
     """Write ``documents``, lists of ids, as the datastore of a target of ``config``."""
+    if not config.eos_token_ids:
+        raise ValueError("the target has no EOS token, with which the documents of a datastore end")
     tokens: list[int] = []
     for document in documents:
-        tokens += [*document, *config.eos_token_ids[:1]]
+        tokens += [*document, config.eos_token_ids[0]]
     dtype = torch.uint16 if config.vocab_size <= 2**16 else torch.int32
     with staged(path) as stage:
         save_file({"tokens": torch.tensor(tokens, dtype=dtype)}, stage)
