@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .options import Options
-from .tree import TARGET, Tree
+from .tree import TARGET, Node, Tree
 
 
 @dataclass
@@ -16,26 +16,26 @@ class Step:
     """One pass of the target, and the drafting before it."""
 
     tree: Tree  # as it was sent
-    logits: Tensor  # (N+1, V): row i is what the target says after node i
+    logits: Tensor  # (N+1, V): row i is what the target says after ``tree.nodes[i]``
     # (T, hidden): the target's last hidden states, before its norm and LM head, of what it has read
     # in this step. The last N+1 are those of the nodes, and in the first step the prompt's are
     # before them.
     hidden: Tensor
-    accepted: list[int]  # the nodes of a path, up to the answer's end
+    accepted: list[Node]  # a path, up to the answer's end
     tokens: list[int]  # emitted: the path's, and the bonus token, up to the answer's end
     seconds: float = 0.0
 
     @property
     def sources(self) -> list[int]:
         """By emitted token: the number of the exit that drafted it, or TARGET."""
-        drafted = [self.tree.exit_layers[node] for node in self.accepted]
+        drafted = [node.exit_layer for node in self.accepted]
         return drafted + [TARGET] * (len(self.tokens) - len(drafted))
 
     def log_probabilities(self) -> list[float]:
         """By emitted token: log p under the target, at temperature 1, without top-k and top-p."""
-        before = [0, *self.accepted][: len(self.tokens)]  # the nodes that the tokens follow
-        dtype = torch.promote_types(self.logits.dtype, torch.float32)
-        logs = self.logits[before].log_softmax(dim=-1, dtype=dtype)
+        followed = [self.tree.root, *self.accepted][: len(self.tokens)]
+        rows = self.logits[[self.tree.nodes.index(node) for node in followed]]
+        logs = rows.log_softmax(dim=-1, dtype=torch.promote_types(rows.dtype, torch.float32))
         tokens = torch.tensor(self.tokens, device=logs.device)
         return logs.gather(1, tokens[:, None])[:, 0].tolist()
 
@@ -58,10 +58,10 @@ class Stats:
     counted: list[Counted] = field(default_factory=list)
 
     def add(self, step: Step) -> None:
-        tree = step.tree
-        sent = list(zip(tree.depths[1:], tree.exit_layers[1:]))
-        accepted = [tree.exit_layers[node] for node in step.accepted]
-        self.counted.append(Counted(len(step.tokens), tree.depth, sent, accepted, step.seconds))
+        sent = [(node.depth, node.exit_layer) for node in step.tree.nodes[1:]]
+        accepted = [node.exit_layer for node in step.accepted]
+        numbers = len(step.tokens), step.tree.depth, sent, accepted, step.seconds
+        self.counted.append(Counted(*numbers))
 
     @property
     def steps(self) -> int:

@@ -5,7 +5,7 @@ every weight once. Only attention is computed per prompt, on its own KV cache an
 """
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -13,21 +13,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..cache import KVCache, LayerCache, NoCache
 from ..decoder import Decoder
-from ..generation import make_decoder
-from ..model import Llama
-from ..options import Options, decide, expect
+from ..generation import Ids, decide, make_decoder
+from ..mask import Inputs
+from ..model import KVCache, Llama
+from ..options import Options, expect
 from ..stats import Generation
 from ..tree import Tree
 
-Pass = tuple[Tensor, Tensor]  # what ``Decoder.run_target`` returns: hidden states and logits
-Loop = Generator[tuple[Decoder, Tree], Pass | None, Generation]  # see ``decode``
+# By the numbers of their prompts: what waits to be yielded.
+Results = dict[int, Generation | ValueError]
+
+
+class Drafted(NamedTuple):
+    """A prompt that takes part in the next pass."""
+
+    number: int
+    decoder: Decoder
+    tree: Tree
+    began: float  # by ``time.perf_counter``
 
 
 def generate_many(
     target: Llama,
-    prompts: Iterable[list[int]],
+    prompts: Iterable[Ids],
     draft: Llama | None = None,
     batch: int = 8,
     **options: Any,
@@ -47,94 +56,117 @@ def generate_many(
 
 
 def decode_many(
-    target: Llama, prompts: Iterable[list[int]], draft: Llama | None, options: Options, batch: int
+    target: Llama, prompts: Iterable[Ids], draft: Llama | None, options: Options, batch: int
 ) -> Iterator[Generation | ValueError]:
     """Yield the answer to each prompt, in order. Of a prompt that cannot be run, its ValueError."""
     expect(isinstance(batch, int) and batch > 0, "batch: expected a whole number from 1", batch)
-    fresh = (
-        (number, decode(target, prompt, draft, replace(options, seed=options.seed + number)), None)
-        for number, prompt in enumerate(prompts)
-    )
-    active: list[tuple[int, Loop, Pass]] = []  # prompts by number, and what their loops are sent
-    results: dict[int, Generation | ValueError] = {}  # they wait for the turn of their prompts
+    results: Results = {}
     turn = 0
+    fresh = begin(target, prompts, draft, options, results)
+    active: list[tuple[int, Decoder]] = []
     while True:
-        loops = []
-        trees = []  # of the next pass, with their Decoders
-        with torch.inference_mode():
-            for number, loop, sent in chain(active, fresh):
-                try:
-                    trees.append(loop.send(sent))
-                    loops.append((number, loop))
-                except StopIteration as end:
-                    results[number] = end.value
-                except ValueError as error:
-                    results[number] = error
-                if len(loops) == batch:
-                    break
+        drafted = draft_trees(chain(active, fresh), batch, results)
         while turn in results:
             yield results.pop(turn)
             turn += 1
-        if not trees:
+        if not drafted:
             return
-        passes = run_together(target, trees)
-        active = [(*each, sent) for each, sent in zip(loops, passes)]
+        active = finish_steps(target, drafted, results)
 
 
-def decode(target: Llama, prompt: list[int], draft: Llama | None, options: Options) -> Loop:
-    """``Decoder.decode``, but the trees are yielded, and the target's passes are sent."""
-    decoder = make_decoder(target, prompt, draft, options)
-    while not decoder.ended:
-        began = time.perf_counter()
-        tree = decoder.draft()
-        hidden, logits = yield decoder, tree
-        accepted, bonus = decoder.rule.verify(tree, logits)
-        step = decoder.emit(tree, logits, hidden, accepted, bonus)
-        decoder.roll_back(step)
-        step.seconds = time.perf_counter() - began
-        decoder.stats.add(step)
-    decoder.end()
-    return decoder.result()
+def begin(
+    target: Llama, prompts: Iterable[Ids], draft: Llama | None, options: Options, results: Results
+) -> Iterator[tuple[int, Decoder]]:
+    """Yield the number and the Decoder of each of ``prompts`` when it is asked for."""
+    for number, prompt in enumerate(prompts):
+        try:
+            seeded = replace(options, seed=options.seed + number)
+            decoder = make_decoder(target, prompt, draft, seeded)
+            if type(decoder).run_target is not Decoder.run_target:
+                raise ValueError("a decoder that makes its own pass goes with a single prompt")
+        except ValueError as error:
+            results[number] = error
+        else:
+            yield number, decoder
 
 
 @torch.inference_mode()
-def run_together(target: Llama, trees: list[tuple[Decoder, Tree]]) -> list[Pass]:
-    """Run the target once, over what it has not read for any Decoder: a Pass for each tree."""
-    long_prompts = [decoder.read_long_prompt() for decoder, _ in trees]
-    inputs = [decoder.inputs(tree) for decoder, tree in trees]
-    tokens, positions, masks = zip(*inputs)
-    sizes = [each.shape[1] for each in tokens]
-    cache = SeveralCaches([decoder.cache for decoder, _ in trees], sizes, masks)
-    hidden = target.embed(torch.cat(tokens, dim=1))  # (1, T, hidden), T of all prompts
-    hidden = target.run_layers(hidden, positions=torch.cat(positions), cache=cache)
-    states = hidden[0].split(sizes)
-    needed = [rows[-len(tree.tokens) :] for rows, (_, tree) in zip(states, trees)]
+def draft_trees(
+    decoders: Iterable[tuple[int, Decoder]], batch: int, results: Results
+) -> list[Drafted]:
+    """The trees of the next pass, by up to ``batch`` Decoders."""
+    drafted: list[Drafted] = []
+    for number, decoder in decoders:
+        began = time.perf_counter()
+        try:
+            drafted.append(Drafted(number, decoder, decoder.draft(), began))
+        except ValueError as error:
+            results[number] = error
+        if len(drafted) == batch:
+            break
+    return drafted
+
+
+@torch.inference_mode()
+def finish_steps(
+    target: Llama, drafted: list[Drafted], results: Results
+) -> list[tuple[int, Decoder]]:
+    """Make the pass, and finish the step of each prompt; returns the prompts that go on."""
+    active = []
+    for (number, decoder, tree, began), (hidden, logits) in zip(
+        drafted, run_together(target, drafted)
+    ):
+        try:
+            decoder.finish(tree, hidden, logits, began)
+        except ValueError as error:
+            results[number] = error
+            continue
+        if decoder.ended:
+            results[number] = decoder.result()
+        else:
+            active.append((number, decoder))
+    return active
+
+
+def run_together(target: Llama, drafted: list[Drafted]) -> list[tuple[Tensor, Tensor]]:
+    """Run the target once, over what it has not read: as ``Decoder.run_target`` for each tree."""
+    long_prompts = []
+    last: list[Inputs] = []
+    for each in drafted:
+        *before, inputs = each.decoder.unread(each.tree)
+        long_prompts.append([each.decoder.read(prompt) for prompt in before])
+        last.append(inputs)
+    tokens = torch.cat([inputs.tokens for inputs in last], dim=1)  # (1, T), T of all prompts
+    positions = torch.cat([inputs.positions for inputs in last])
+    cache = SeveralCaches(target, [each.decoder.cache for each in drafted], last)
+    hidden = target.run_layers(target.embed(tokens), positions=positions, cache=cache)
+    states = hidden[0].split(cache.sizes)
+    needed = [rows[-len(each.tree.nodes) :] for rows, each in zip(states, drafted)]
     logits = target.logits(torch.cat(needed)).split([len(rows) for rows in needed])
     states = [torch.cat((*before, rows)) for before, rows in zip(long_prompts, states)]
     return list(zip(states, logits))
 
 
-class SeveralLayers(NamedTuple):
-    """What a layer is handed: its part of each prompt's cache, and each prompt's own mask."""
-
-    parts: Sequence[LayerCache]
-    sizes: list[int]  # new positions of each prompt; their sum is T
-    masks: Sequence[Tensor | None]
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
-        """As ``LayerCache.attend``, for all prompts: (1, H, T, D)."""
-        by_prompt = zip(*(each.split(self.sizes, dim=2) for each in (q, k, v)))
-        prompts = zip(self.parts, by_prompt, self.masks)
-        return torch.cat([part.attend(*new, mask) for part, new, mask in prompts], dim=2)
-
-
-class SeveralCaches(NoCache):
+class SeveralCaches:
     """The caches of several prompts in the place of one: each prompt attends to its own."""
 
-    def __init__(
-        self, caches: list[KVCache], sizes: list[int], masks: Sequence[Tensor | None]
-    ) -> None:
-        for cache, size in zip(caches, sizes):
+    length = 0
+
+    def __init__(self, target: Llama, caches: list[KVCache], inputs: list[Inputs]) -> None:
+        self.caches = caches
+        self.sizes = [each.tokens.shape[1] for each in inputs]  # new entries of each prompt
+        self.masks = [
+            target.mask_by_head(each.mask, cache.length, size, like=cache.keys)
+            for each, cache, size in zip(inputs, caches, self.sizes)
+        ]
+
+    def extend(self, T: int) -> None:
+        """As ``KVCache.extend``: ``T`` is the sum of the prompts' new entries."""
+        for cache, size in zip(self.caches, self.sizes):
             cache.extend(size)
-        layers = zip(*(cache.layers for cache in caches))
-        self.layers = [SeveralLayers(parts, sizes, masks) for parts in layers]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
+        """As ``KVCache.attend``, for all prompts: (1, H, T, D)."""
+        by_prompt = zip(*(each.split(self.sizes, dim=2) for each in (q, k, v)))
+        prompts = zip(self.caches, by_prompt, self.masks)
+        return torch.cat([cache.attend(layer, *new, mask) for cache, new, mask in prompts], dim=2)
