@@ -12,7 +12,8 @@ import torch
 
 from ..checkpoint.notices import CONTROLS, tell
 from ..checkpoint.tokenizer import TextStream
-from ..generation import make_decoder
+from ..generation import decide, make_decoder
+from ..ngram.table import TableExit
 from ..options import Options
 from ..pair.loading import Pair
 from ..stats import Generation, Step
@@ -83,8 +84,8 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
     tell("timing the target alone and the method in turns, to compare")
     count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
     options = replace(answer.options, max_new_tokens=count)
-    nothing = dict(exits=(), thresholds=(), shape=FixedShape(()), init="draft", decision=None)
-    target_alone = replace(options, method="ar", **nothing)
+    same = "max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop_at"
+    target_alone = decide(None, method="ar", **{name: getattr(options, name) for name in same})
     alone = []
     drafted = []
     for _ in range(TURNS):
@@ -108,9 +109,11 @@ def describe(options: Options) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A shape by its numbers; another object, such as a decision model, by its class."""
+    """A shape by its numbers, exit 0 by its own, and another part by its name or its class."""
     if isinstance(value, FixedShape | GrowingShape):
         return asdict(value)
+    if isinstance(value, type) and issubclass(value, TableExit):
+        return value.exit_layer
     return getattr(value, "__name__", type(value).__name__)
 
 
