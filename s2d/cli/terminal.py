@@ -19,6 +19,7 @@ from ..ngram.table import TableExit
 from ..options import Options
 from ..pair.loading import Pair
 from ..sampling import Draws
+from ..speed.bitwise import BitwiseDecoder
 from ..stats import Generation, Step
 from ..tree import FixedShape, GrowingShape
 
@@ -70,7 +71,9 @@ def report(generation: Generation, pair: Pair) -> str:
             exits.append(f"exit {exit_layer}: {words}")
         lines.append(f"exits          {'; '.join(exits)}")
     words = "lossless" if generation.exact else "not lossless (its rule is not)"
-    if generation.exact and pair.target.dtype != torch.float64:
+    if generation.exact and options.decoder is BitwiseDecoder:
+        words += ", bit for bit, as --method ar --bitwise"
+    elif generation.exact and pair.target.dtype != torch.float64:
         words += f", up to rounding in {name_of(pair.target)}"
     lines.append(f"method         {options.method}, {words}")
     if options.rule == "rejection" and options.temperature == 0:
@@ -90,6 +93,8 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
     count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
     options = replace(answer.options, max_new_tokens=count)
     same = "max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop_at"
+    if options.decoder is BitwiseDecoder:
+        same += ("decoder",)
     target_alone = decide(None, method="ar", **{name: getattr(options, name) for name in same})
     alone = []
     drafted = []
