@@ -88,7 +88,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, H, T, D).
 
-    H/G query heads share a key head. With a ``mask`` (H/G·T, S+T), or with T = 1, they become rows of
+    H/G query heads share a key head. With a ``mask`` (H/G·T, S+T), or if T = 1, they become rows of
     their key head, as no fused kernel takes both a mask and groups. Without a mask a single query
     attends to everything, and several queries attend causally; S is 0 then.
     """

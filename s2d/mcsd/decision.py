@@ -8,7 +8,6 @@ text stays exact (see ``rules.Rejection``).
 
 import json
 import zlib
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..checkpoint.files import read_safetensors, staged
-from ..generation import make_rule
+from ..draft import Exit, SortedDraft
 from ..options import short
 from ..rules import Prediction, Proposal, Rule
 from ..tree import Node, Tree
@@ -91,12 +90,19 @@ class DecisionRule:
         return proposal._replace(estimates=estimates)
 
 
-def with_decision(decision: Decision, rule: str = "noise") -> Callable[..., Rule]:
-    """A rule, "noise" or "rejection", with a decision model's estimates, as it is given.
+def with_decision(decision: Decision) -> type[SortedDraft]:
+    """A draft that a decision model stops, as it is given, with any rule:
 
-    ``generate(..., rule=with_decision(decision, "rejection"), stop=decision.threshold)``
+    ``generate(..., drafter=with_decision(decision), stop=decision.threshold)``
     """
-    return lambda distribution, draws: DecisionRule(make_rule(rule, distribution, draws), decision)
+
+    class DecidedDraft(SortedDraft):
+        def ask(
+            self, exit_: Exit, tree: Tree, nodes: list[Node], rule: Rule
+        ) -> tuple[list[Node], float]:
+            return super().ask(exit_, tree, nodes, DecisionRule(rule, decision))
+
+    return DecidedDraft
 
 
 def fingerprint(norm: Tensor) -> str:
