@@ -50,18 +50,17 @@ def decide(draft: Any, exits: Any = None, **given: Any) -> Options:
     own = {"exits": (0,)} if draft is None else {"exits": (layers,)} | draft.drafting
     try:
         own["exits"] = with_exit_0(own["exits"])
-        if exits is not None:
-            exits = with_exit_0(exits)
-        used = exits or own["exits"]
-        if len(used) == 1:
-            own |= getattr(used[0], "drafting", {})
+        exits = None if exits is None else with_exit_0(exits)
+        first, *others = exits or own["exits"]
+        if not others:
+            own |= getattr(first, "drafting", {})
         options = fill_in(own, exits=exits, **given)
     except (AttributeError, TypeError) as error:  # such as a name that there is not
         raise ValueError(f"options: {error}") from error
-    numbers = [each for each in options.exits if isinstance(each, int)]
-    if not all(0 < each <= layers for each in numbers):
+    deepest = max([each for each in options.exits if isinstance(each, int)], default=0)
+    if deepest > layers:
         words = f"the draft has {layers} layers" if layers else "there is no draft model"
-        raise ValueError(f"exits {numbers}: {words}")
+        raise ValueError(f"exit {deepest}: {words}")
     return options
 
 
@@ -77,9 +76,9 @@ def with_exit_0(exits: Sequence[Any]) -> tuple[Any, ...]:
 def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, options: Options) -> Decoder:
     """The Decoder of one answer: its exits and its rule are made for it alone."""
     context = as_ids(tokens, target.config.vocab_size)
-    size = target.config.max_position_embeddings
-    if not 0 < len(context) < size:
-        raise ValueError(f"the prompt has {len(context)} tokens; expected 1 to {size - 1}")
+    most = target.config.max_position_embeddings - 1
+    if not 0 < len(context) <= most:
+        raise ValueError(f"the prompt has {len(context)} tokens; expected 1 to {most}")
     exits = make_exits(target, draft, options)
     # Without a draft there is nothing to reject: the text is always the one that the noise gives.
     rule = options.rule if options.exits or callable(options.rule) else "noise"
@@ -115,10 +114,10 @@ def make_exits(target: Llama, draft: Llama | None, options: Options) -> list[Exi
     exits: list[Exit] = []
     previous = None
     for each in options.exits:
-        made = each(target, draft) if callable(each) else LayerExit(draft, previous, each)
-        exits.append(made)
-        if isinstance(made, LayerExit):
-            previous = made
+        exit_ = each(target, draft) if callable(each) else LayerExit(draft, previous, each)
+        if isinstance(exit_, LayerExit):
+            previous = exit_
+        exits.append(exit_)
     numbers = [each.exit_layer for each in exits]
     expect(len(set(numbers)) == len(numbers), "each exit has a number of its own", numbers)
     return exits

@@ -1,7 +1,4 @@
-"""S2D on one page: a greedy chain, sorted exits with catch-up, KV caches.
-
-``python -m s2d.onepage`` answers a question by it, and compares it with plain decoding.
-"""
+"""S2D on one page: a greedy chain, sorted exits with catch-up, caches. ``python -m s2d.onepage``"""
 
 import time
 from collections.abc import Iterator
@@ -60,20 +57,19 @@ def generate(
     asked: list[Exit] = []
     for layer in exits:
         asked.append(Exit(draft, asked[-1] if asked else None, layer))
-    ended = False
-    while len(context) < limit and not ended:
+    tokens: list[int] = []
+    while len(context) < limit and not set(tokens) & set(eos):
         # 1. Draft a chain: each token comes from the first exit that is confident enough.
         chain: list[int] = []
         prob = 1.0
-        while len(chain) < min(draft_length, limit - len(context) - 1) and prob >= stop:
+        longest = min(draft_length, limit - len(context) - 1)
+        while len(chain) < longest and prob >= stop and not set(chain) & set(eos):
             for each, threshold in zip(asked, thresholds):
                 token, confidence = each.predict(context + chain)
                 if confidence > threshold:
                     break
             chain.append(token)
             prob *= confidence
-            if token in eos:
-                break
         # 2. Run the target once, over all that it has not read: the context's end and the chain.
         new = torch.tensor([(context + chain)[cache.length :]])  # (1, T)
         hidden = target.run_layers(target.embed(new), cache=cache)
@@ -81,37 +77,30 @@ def generate(
         # 3. Verify: the drafted tokens are right as long as they are the target's own.
         own = logits.argmax(dim=-1).tolist()  # own[i] follows i drafted tokens
         right = 0
-        while right < len(chain) and chain[right] == own[right] and own[right] not in eos:
+        while chain[right : right + 1] == own[right : right + 1] and own[right] not in eos:
             right += 1
         # 4. Emit the tokens that are right, and the target's next one, which is free.
         tokens = own[: right + 1]
         yield tokens
-        ended = tokens[-1] in eos
         # 5. Roll back: all caches forget the wrong tokens. A later exit may have read less.
         for each in (cache, *(exit_.cache for exit_ in asked)):
             each.length = min(each.length, len(context) + right)
         context = context + tokens
 
 
-def main() -> None:
+if __name__ == "__main__":
     from . import Tokenizer, load_model
 
     target, draft = load_model("weights/mini-13b"), load_model("weights/mini-draft")
     tokenizer = Tokenizer("weights/mini-13b")
-    prompt = tokenizer.encode_chat(["Tell me a story about a robot called Nora."])
-    seconds = {}
-    steps = {}
+    prompt = tokenizer.encode_chat(["What is the capital of Tadastan?"])
+    seconds, steps = {}, {}
     for length in (12, 0, 12, 0):  # 0 is plain decoding. The first two runs warm up
         began = time.perf_counter()
         steps[length] = list(generate(target, prompt, draft, draft_length=length))
         seconds[length] = time.perf_counter() - began
     text = sum(steps[12], [])
     assert text == sum(steps[0], []), "this is not the target's own text"
-    print(tokenizer.decode(text))
-    print(f"This is the target's own text, in {len(steps[12])} passes instead of {len(steps[0])}:")
+    print(f"{tokenizer.decode(text)}\nThis is the target's own text.", end=" ")
     print(f"{len(text) / len(steps[12]):.1f} tokens per step,", end=" ")
     print(f"{seconds[0] / seconds[12]:.1f} times as fast as a token per pass.")
-
-
-if __name__ == "__main__":
-    main()

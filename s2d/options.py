@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
-from numbers import Integral, Real
 from operator import index, mul
 from typing import Any
 
 from .sampling import Distribution
-from .tree import FixedShape, GrowingShape, Shape
+from .tree import FixedShape, GrowingShape, Node, Shape
 
+MAX_NODES = 8192  # that are drafted in a step: a mask takes the square of what is sent
 # A method is a preset of two settings: which of the draft's exits draft, and the shape of trees.
 METHODS = {
     "ar": ("none", "chain"),  # plain, autoregressive decoding
@@ -22,24 +22,12 @@ METHODS = {
     "s2d": ("all", "chain"),
     "s2d-tree": ("all", "growing"),
 }
-# What is given comes first, then what a draft's config.json says, and then this. A growing tree has
-# top_k, depth and size; ``stop`` is the default of chains, and ``tree_stop`` of trees.
+# A draft's config.json comes before this. A growing tree has top_k, depth and size; ``stop`` is the
+# default of chains, and ``tree_stop`` of trees. Thresholds of 0.5 are the published ones.
 DEFAULTS = dict(
-    method="s2d", thresholds=(), draft_length=6, stop=0.0, tree_stop=0.0, tree=(10, 4, 60)
+    method="s2d", thresholds=(), draft_length=6, stop=0.0, tree=(10, 4, 60), tree_stop=0.0
 )
-THRESHOLD = 0.5  # of an exit without a threshold in config.json: the published one
-MAX_NODES = 1024  # of a tree: its mask takes this number squared
-MAX_GROWN = 8192  # nodes of a growing tree before some are left out
-# The settings that are numbers: of which kind, from and up to what.
-RANGES = {
-    "max_new_tokens": (Integral, 1, inf),
-    "temperature": (Real, 0, 1e6),
-    "top_p": (Real, 1e-6, 1),
-    "top_k": (Integral, 0, inf),
-    "seed": (Integral, 0, inf),
-    "stop": (Real, 0, 1),
-    "draft_length": (Integral, 1, MAX_NODES),
-}
+THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)
@@ -47,8 +35,8 @@ class Options:
     """All settings of an answer, as they were decided."""
 
     method: str = "ar"  # one of METHODS, by which it is reported: the next four say what it means
-    # The numbers of layers after which the draft may predict, in ascending order; 0 is the n-gram
-    # table. A function (target, draft) -> ``draft.Exit`` may stand among them, such as a class.
+    # Layers after which the draft may predict, in ascending order. A function (target, draft) ->
+    # ``draft.Exit`` may stand among them, such as a class; exit 0 is one (ngram/table.py).
     exits: tuple[int | Callable[..., Any], ...] = ()
     thresholds: tuple[float, ...] = ()  # a confidence above it is enough; the last exit has none
     shape: Shape = FixedShape(())  # of the trees; a chain is a tree, too
@@ -60,15 +48,63 @@ class Options:
     seed: int = 0  # of all random numbers
     # "noise", "rejection" or a function (distribution, draws) -> ``rules.Rule``, such as a class.
     rule: str | Callable[..., Any] = "noise"
-    # Where an answer ends besides EOS, such as ``StopStrings(tokenizer, ["User:"])``.
-    stop_at: Any = None
-    # Classes that extend ``draft.SortedDraft`` and ``decoder.Decoder``, if it is not these.
-    drafter: Callable[..., Any] | None = None
-    decoder: Callable[..., Any] | None = None
+    stop_at: Any = None  # where an answer ends besides EOS: ``StopStrings(tokenizer, ["User:"])``
+    drafter: Callable[..., Any] | None = None  # a class that extends ``draft.SortedDraft``
+    decoder: Callable[..., Any] | None = None  # a class that extends ``decoder.Decoder``
+
+    def __post_init__(self) -> None:
+        """ValueError for the first setting that is not as REQUIRED says."""
+        for name, (words, is_right) in REQUIRED.items():
+            value = getattr(self, name)
+            try:
+                fits = is_right(value)
+            except (TypeError, ValueError):  # such as a text in the place of a number
+                fits = False
+            expect(fits, f"{name}: expected {words}", value)
 
     @property
     def distribution(self) -> Distribution:
         return Distribution(self.temperature, self.top_p, self.top_k)
+
+
+def are_exits(exits: tuple[Any, ...]) -> bool:
+    numbers = [index(each) for each in exits if not callable(each)]
+    return numbers == sorted(set(numbers))
+
+
+def is_small(shape: Shape) -> bool:
+    if isinstance(shape, GrowingShape):
+        grown = shape.top_k**2 * shape.depth
+        return min(shape.top_k, shape.depth, shape.size) >= 1 and grown <= MAX_NODES
+    if isinstance(shape, FixedShape):
+        widths = [index(width) for width in shape.widths]
+        return min(widths, default=1) >= 1 and sum(accumulate(widths, mul)) <= MAX_NODES
+    return shape.depth >= 0
+
+
+# What a setting has to be: in words, and as a test.
+REQUIRED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "exits": ("increasing numbers of layers, or functions (target, draft) -> Exit", are_exits),
+    "thresholds": ("numbers from 0", lambda values: all(0 <= each < inf for each in values)),
+    "shape": (f"widths from 1, or a Shape, with up to {MAX_NODES} nodes", is_small),
+    "stop": ("a number from 0 to 1", lambda value: 0 <= value <= 1),
+    "max_new_tokens": ("a whole number from 1", lambda value: index(value) >= 1),
+    "temperature": (
+        "0, or a number from 1e-6 to 1e6",
+        lambda value: value == 0 or 1e-6 <= value <= 1e6,
+    ),
+    "top_p": ("a number from 1e-6 to 1", lambda value: 1e-6 <= value <= 1),
+    "top_k": ("a whole number from 0", lambda value: index(value) >= 0),
+    "seed": ("a whole number from 0", lambda value: index(value) >= 0),
+    "rule": (
+        "'noise', 'rejection' or a function (distribution, draws) -> Rule",
+        lambda rule: callable(rule) or rule in ("noise", "rejection"),
+    ),
+    "stop_at": (
+        "an object such as StopStrings",
+        lambda part: part is None or (hasattr(part, "begin") and not isinstance(part, type)),
+    ),
+}
 
 
 def fill_in(
@@ -85,81 +121,46 @@ def fill_in(
 
     Args:
         method: one of METHODS. Exits and shapes that are given take the place of the method's.
-        exits, others: see ``Options``; the others are its fields from ``max_new_tokens`` on. An
-            exit's default threshold is in ``own`` or, for a function, its attribute.
+        exits, others: see ``Options``. An exit's default threshold is in ``own``, or its attribute.
         thresholds: one for each exit but the last, which always answers. One for it is not read.
         draft_length: the most tokens of a chain, which is drafted in the place of a tree.
         tree: the children of each node, by level, such as (4, 2, 2, 1); or a ``Shape``.
     """
     own = DEFAULTS | own
-    others = {name: in_range(name, value) for name, value in others.items()}
+    # NumPy's numbers become Python's.
+    others = {name: getattr(value, "item", lambda: value)() for name, value in others.items()}
     if method is None:
         method = own["method"] if draft_length is None else "s2d"
     expect(method in METHODS, f"method: expected {', '.join(METHODS)}", method)
-    which, shape = METHODS[method]
+    which, preset = METHODS[method]
     if which == "none":  # what is given for drafting is passed over
-        return refuse(Options(method, **others))
+        return Options(method, **others)
     if exits is None:
         exits = own["exits"] if which == "all" else own["exits"][-1:]
-    exits = tuple(int(each) if isinstance(each, Integral) else each for each in exits)
+    expect(len(exits) > 0, "exits: expected at least one", exits)
     if thresholds is None:
         known = dict(zip(own["exits"], own["thresholds"]))
         thresholds = [getattr(each, "threshold", known.get(each, THRESHOLD)) for each in exits]
     if len(thresholds) not in (len(exits), len(exits) - 1):
         raise ValueError(f"{len(exits)} exits, but {len(thresholds)} thresholds")
-    thresholds = tuple(map(float, thresholds[: len(exits) - 1]))
     if tree is not None and draft_length is not None:
         raise ValueError("tree: expected without draft_length, as a tree has its own depth")
-    if tree is not None:
-        shape = tree if hasattr(tree, "frontier") else FixedShape(tuple(map(index, tree)))
-    elif draft_length is not None or shape == "chain":
+    if draft_length is not None or (tree is None and preset == "chain"):
         length = own["draft_length"] if draft_length is None else draft_length
-        shape = FixedShape((1,) * in_range("draft_length", length))
-    else:
-        shape = GrowingShape(*own["tree"]) if shape == "growing" else FixedShape(shape)
+        expect(0 < length <= MAX_NODES, f"draft_length: expected 1 to {MAX_NODES}", length)
+        tree = (1,) * length
+    elif tree is None:
+        tree = GrowingShape(*own["tree"]) if preset == "growing" else preset
+    shape = tree if hasattr(tree, "frontier") else FixedShape(tuple(tree))
     if stop is None:
-        is_chain = isinstance(shape, FixedShape) and max(shape.widths, default=1) == 1
-        stop = own["stop"] if is_chain else own["tree_stop"]
-    return refuse(Options(method, exits, thresholds, shape, in_range("stop", stop), **others))
+        stop = own["stop"] if is_chain(shape) else own["tree_stop"]
+    return Options(method, tuple(exits), tuple(thresholds[: len(exits) - 1]), shape, stop, **others)
 
 
-def in_range(name: str, value: Any) -> Any:
-    """The ``value`` of a setting: as a plain number that is in its range, if it is a number."""
-    if name not in RANGES:
-        return value
-    kind, low, high = RANGES[name]
-    noun = "a whole number" if kind is Integral else "a number"
-    is_right = isinstance(value, kind) and low <= value <= high
-    expect(is_right, f"{name}: expected {noun} from {low:g} up to {high:g}", value)
-    return int(value) if kind is Integral else float(value)
-
-
-def refuse(options: Options) -> Options:
-    """The ``options``, or ValueError for what cannot run."""
-    exits, shape, rule = options.exits, options.shape, options.rule
-    numbers = [each for each in exits if isinstance(each, int)]
-    is_right = all(isinstance(each, int) or callable(each) for each in exits)
-    expect(is_right, "exits: expected numbers of layers or functions (target, draft)", exits)
-    is_right = numbers == sorted(set(numbers)) and (options.method == "ar" or len(exits) > 0)
-    expect(is_right, "exits: expected increasing numbers of layers", exits)
-    is_right = all(0 <= each < inf for each in options.thresholds)
-    expect(is_right, "thresholds: expected numbers from 0", options.thresholds)
-    is_right = not 0 < options.temperature < 1e-6
-    expect(is_right, "temperature: expected 0, or at least 1e-6", options.temperature)
-    is_right = rule in ("noise", "rejection") or callable(rule)
-    expect(is_right, "rule: expected 'noise', 'rejection' or a function", rule)
-    is_right = options.stop_at is None or hasattr(options.stop_at, "begin")
-    expect(is_right, "stop_at: expected an object, such as StopStrings", options.stop_at)
-    if isinstance(shape, GrowingShape):
-        grown = shape.top_k**2 * shape.depth
-        is_right = min(shape.top_k, shape.depth, shape.size) >= 1
-        is_right = is_right and shape.size <= MAX_NODES and grown <= MAX_GROWN
-    elif isinstance(shape, FixedShape):
-        is_right = min(shape.widths, default=1) >= 1 and len(shape.widths) <= MAX_NODES
-        is_right = is_right and sum(accumulate(shape.widths, mul)) <= MAX_NODES
-    words = f"tree: expected 1 to {MAX_NODES} nodes, and up to {MAX_GROWN} before a tree is cut"
-    expect(is_right, words, shape)
-    return options
+def is_chain(shape: Shape) -> bool:
+    """Whether no node gets more than one child; a shape of your own is judged by its root."""
+    widths = shape.widths if isinstance(shape, FixedShape) else [shape.width(Node(token=0))]
+    return max(widths, default=1) == 1
 
 
 def expect(is_right: bool, words: str, found: Any) -> None:

@@ -44,9 +44,13 @@ class Comparison:
         found = {}
         for method, options in self.options.items():
             if options.exits:  # not "ar"
-                stats = stats_of(rows[method])
-                counted = [step for each in stats for step in each.counted]
-                found[method] = Stats(stats[0].exits, counted).acceptance()
+                total = Stats(exits=[])
+                for stats in stats_of(rows[method]):
+                    total.exits = stats.exits
+                    total.levels += stats.levels
+                    total.accepted += stats.accepted
+                    total.exit_counts += stats.exit_counts
+                found[method] = total.acceptance()
         return found
 
     def different_from(self, expected: str) -> dict[str, int]:
