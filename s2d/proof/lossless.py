@@ -85,62 +85,52 @@ class Mistaken(Rejection):
         super().__init__(distribution, draws)
         self.mistake = mistake
 
-    def propose(
-        self, tree: Tree, nodes: list[Node], prediction: Prediction, width: int
-    ) -> Proposal:
-        q = self.distribution(prediction.logits)  # (R, V)
-        count = min(width, q.shape[1])
-        tokens = self.draws.candidates(q, count)  # (R, C)
+    def propose(self, tree: Tree, nodes: list[Node], said: Prediction, width: int) -> Proposal:
+        q = self.distribution(said.logits)  # (R, V)
+        tokens = self.draws.candidates(q, width)  # (R, C)
         if self.mistake == "best":
-            tokens = q.topk(count).indices
+            tokens = q.topk(width).indices
         if self.mistake == "exit" and tree.depth == 0 and q[0, tokens[0, 0]] < 0.3:
-            q = self.distribution(prediction.logits / 2)
-            tokens = self.draws.candidates(q, count)
+            q = self.distribution(said.logits / 2)
+            tokens = self.draws.candidates(q, width)
         estimates = q.gather(1, tokens)
         if self.mistake == "not sent":
             estimates = estimates.where(estimates > 0.3, 0.0)
         if self.mistake == "T = 1":
-            q = warp(prediction.logits, temperature=1.0)
+            q = warp(said.logits, temperature=1.0)
         return Proposal(tokens, estimates, q)
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[Node], int]:
-        p = dict(zip(tree.nodes, self.distribution(logits)))  # (V,) by node
         node = tree.root
         while True:
-            child, left = self.test(tree.children(node), p[node])
-            if child is None:  # all are rejected, or there are none
+            p = left = self.distribution(logits[tree.nodes.index(node)])  # (V,)
+            children = tree.children(node)
+            q = children[0].q if children else None
+            for child in children:
+                chance = left[child.token] / q[child.token]
+                if self.mistake == "against p":
+                    chance = p[child.token] / q[child.token]
+                if self.mistake == "one number":
+                    # The number that drew the token is between two sums of q; it passes below p/q.
+                    chance = (chance - q[: child.token].sum()) / q[child.token]
+                if self.draws.flip(chance.item()):
+                    node = child
+                    break
+                if self.mistake != "bonus":
+                    left = residual(left, q)
+                if self.mistake != "q kept":
+                    q = q.clone()
+                    q[child.token] = 0.0
+                    q /= q.sum()
+            else:  # all children are rejected, or there are none
                 return list(node.path[1:]), self.draws.draw(left[None]).item()
-            node = child
-
-    def test(self, children: list[Node], p: Tensor) -> tuple[Node | None, Tensor]:
-        """Which of a node's ``children`` is accepted, if any is, and what is left of p (V,)."""
-        left = p
-        q = children[0].q.clone() if children else p
-        for child in children:
-            token = child.token
-            chance = left[token] / q[token]
-            if self.mistake == "against p":
-                chance = p[token] / q[token]
-            if self.mistake == "one number":
-                # The number that drew the token is between two sums of q, and passes below p / q.
-                chance = (chance - q[:token].sum()) / q[token]
-            if self.draws.flip(chance.item()):
-                return child, left
-            if self.mistake != "bonus":
-                left = residual(left, q)
-            if self.mistake != "q kept":
-                q[token] = 0.0
-                q /= q.sum()
-        return None, left
 
 
 class Chosen(Rejection):
-    """Rejection sampling whose children are chosen, and not drawn, also in a tree that is fixed."""
+    """Rejection sampling with chosen children, as in a growing tree."""
 
-    def propose(
-        self, tree: Tree, nodes: list[Node], prediction: Prediction, width: int
-    ) -> Proposal:
-        return best_children(self.distribution(prediction.logits), width)
+    def propose(self, tree: Tree, nodes: list[Node], said: Prediction, width: int) -> Proposal:
+        return best_children(self.distribution(said.logits), width)
 
 
 def one_row(distribution: Distribution, draws: Draws) -> Rule:

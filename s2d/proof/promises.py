@@ -2,19 +2,14 @@
 
 from functools import partial
 from itertools import pairwise
-from math import inf
 from typing import Any
 
 from torch import Tensor
 
-from ..options import MAX_GROWN, MAX_NODES, expect
+from ..options import MAX_NODES, expect, short
 from ..rules import Prediction, Proposal
 from ..stats import Step
 from ..tree import Node, Tree
-
-# The numbers that a part has or says, from and up to what.
-NUMBERS = {"exit_layer": (0, inf), "max_positions": (0, inf)}
-NUMBERS |= {"depth": (1, MAX_NODES), "width": (1, MAX_NODES)}
 
 
 def contents(value: Any) -> Any:
@@ -53,7 +48,9 @@ class checked:
         value = getattr(self.part, name)
         if callable(value):
             return partial(self.ask, name)
-        self.check_number(name, value)
+        if name in ("exit_layer", "max_positions"):
+            is_right = isinstance(value, int | float) and value >= 0
+            expect(is_right, f"an exit's {name} is a number from 0", value)
         return value
 
     def ask(self, method: str, *given: Any) -> Any:
@@ -62,7 +59,54 @@ class checked:
         answer = getattr(self.part, method)(*given)
         if contents(given) != before:
             raise ValueError(f"{method} changes what it is handed")
-        check = vars(checked).get(f"check_{method}", checked.check_number)
         if hasattr(checked, f"check_{method}"):
-            getattr(self, f"check_{method}")(answer, *given)
+            try:
+                getattr(self, f"check_{method}")(answer, *given)
+            except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+                raise ValueError(f"{method} answers {short(answer)}: {error}") from error
         return answer
+
+    def check_predict(self, said: Prediction, tree: Tree, nodes: list[Node]) -> None:
+        R, V = len(nodes), said.logits.shape[-1]
+        is_right = said.logits.shape == (R, V) and said.logits.is_floating_point()
+        expect(is_right, f"an exit predicts floats of shape ({R}, V)", said.logits.shape)
+        is_right = said.confidence >= 0  # a NaN is not
+        expect(is_right, "an exit's confidence is a number from 0", said.confidence)
+
+    def check_propose(
+        self, found: Proposal, tree: Tree, nodes: list[Node], said: Prediction, width: int
+    ) -> None:
+        tokens, estimates, q = found
+        R, V = said.logits.shape
+        is_right = len(tokens) == R and tokens.dim() == 2 and tokens.shape == estimates.shape
+        expect(is_right, f"a rule proposes tokens and estimates of shape ({R}, C)", found)
+        expect((estimates >= 0).all(), "a rule's estimates are numbers from 0", estimates)
+        for row, estimate in zip(tokens, estimates):
+            row = row[estimate > 0].tolist()
+            is_right = all(0 <= token < V for token in row) and len({*row}) == len(row) <= width
+            expect(is_right, f"a rule proposes up to {width} different tokens of {V}", row)
+        expect(q is None or q.shape == (R, V), f"a rule's q has the shape ({R}, {V})", q)
+        if q is not None and tree.shape.prunes:
+            raise ValueError("a rule that draws does not go with a shape that leaves nodes out")
+
+    def check_verify(self, found: tuple[list[Node], int], tree: Tree, logits: Tensor) -> None:
+        accepted, bonus = found
+        path = pairwise([tree.root, *accepted])
+        is_right = all(node in tree.nodes and node.parent is above for above, node in path)
+        expect(is_right, "a rule accepts a path from the root down", accepted)
+        is_right = type(bonus) is int and 0 <= bonus < logits.shape[1]
+        expect(is_right, f"a bonus token is one of {logits.shape[1]}", bonus)
+
+    def check_frontier(self, nodes: list[Node], leaves: list[Node]) -> None:
+        is_right = [each for each in leaves if each in nodes] == nodes
+        expect(is_right, "a frontier is some of the leaves in order", nodes)
+        expect(len(leaves) <= MAX_NODES, f"a level has up to {MAX_NODES} nodes", len(leaves))
+
+    def check_width(self, width: int, node: Node) -> None:
+        expect(type(width) is int and width > 0, "a width is a whole number from 1", width)
+
+    def check_sent(self, sent: list[Node], nodes: list[Node]) -> None:
+        expect(len(nodes) <= MAX_NODES, f"a tree grows up to {MAX_NODES} nodes", len(nodes))
+        is_right = [each for each in nodes if each in sent] == sent and sent[:1] == nodes[:1]
+        is_right = is_right and all(node.parent in sent for node in sent[1:])
+        expect(is_right, "nodes are sent in order, with their parents", sent)
