@@ -55,7 +55,7 @@ def decide(draft: Any, exits: Any = None, **given: Any) -> Options:
         if not others:
             own |= getattr(first, "drafting", {})
         options = fill_in(own, exits=exits, **given)
-    except (AttributeError, TypeError) as error:  # such as a name that there is not
+    except (AttributeError, RuntimeError, TypeError) as error:  # such as a name that there is not
         raise ValueError(f"options: {error}") from error
     deepest = max([each for each in options.exits if isinstance(each, int)], default=0)
     if deepest > layers:

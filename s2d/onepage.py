@@ -12,9 +12,7 @@ class Exit:
     """The draft's layers from the ``previous`` exit to ``layer``, after which it may predict."""
 
     def __init__(self, draft: Llama, previous: "Exit | None", layer: int) -> None:
-        self.draft = draft
-        self.previous = previous
-        self.layer = layer
+        self.draft, self.previous, self.layer = draft, previous, layer
         self.first = 0 if previous is None else previous.layer
         self.cache = draft.new_cache(self.first, layer)
         self.hidden = draft.embed(torch.tensor([[]], dtype=torch.long))  # (1, S, hidden), by token
@@ -57,13 +55,11 @@ def generate(
     asked: list[Exit] = []
     for layer in exits:
         asked.append(Exit(draft, asked[-1] if asked else None, layer))
-    tokens: list[int] = []
-    while len(context) < limit and not set(tokens) & set(eos):
+    while len(context) < limit and context[-1] not in eos:
         # 1. Draft a chain: each token comes from the first exit that is confident enough.
-        chain: list[int] = []
-        prob = 1.0
+        chain, prob = [], 1.0
         longest = min(draft_length, limit - len(context) - 1)
-        while len(chain) < longest and prob >= stop and not set(chain) & set(eos):
+        while len(chain) < longest and prob >= stop and (context + chain)[-1] not in eos:
             for each, threshold in zip(asked, thresholds):
                 token, confidence = each.predict(context + chain)
                 if confidence > threshold:
@@ -71,11 +67,10 @@ def generate(
             chain.append(token)
             prob *= confidence
         # 2. Run the target once, over all that it has not read: the context's end and the chain.
-        new = torch.tensor([(context + chain)[cache.length :]])  # (1, T)
-        hidden = target.run_layers(target.embed(new), cache=cache)
-        logits = target.logits(hidden[0, -1 - len(chain) :])  # (N + 1, V)
+        new = target.embed(torch.tensor([(context + chain)[cache.length :]]))  # (1, T, hidden)
+        hidden = target.run_layers(new, cache=cache)[0, -1 - len(chain) :]  # (N+1, hidden)
         # 3. Verify: the drafted tokens are right as long as they are the target's own.
-        own = logits.argmax(dim=-1).tolist()  # own[i] follows i drafted tokens
+        own = target.logits(hidden).argmax(dim=-1).tolist()  # own[i] follows i drafted tokens
         right = 0
         while chain[right : right + 1] == own[right : right + 1] and own[right] not in eos:
             right += 1
@@ -95,12 +90,12 @@ if __name__ == "__main__":
     tokenizer = Tokenizer("weights/mini-13b")
     prompt = tokenizer.encode_chat(["What is the capital of Tadastan?"])
     seconds, steps = {}, {}
-    for length in (12, 0, 12, 0):  # 0 is plain decoding. The first two runs warm up
+    for length in (12, 0, 12, 0):  # 0 is plain decoding; the first two runs warm up
         began = time.perf_counter()
         steps[length] = list(generate(target, prompt, draft, draft_length=length))
         seconds[length] = time.perf_counter() - began
     text = sum(steps[12], [])
     assert text == sum(steps[0], []), "this is not the target's own text"
-    print(f"{tokenizer.decode(text)}\nThis is the target's own text.", end=" ")
-    print(f"{len(text) / len(steps[12]):.1f} tokens per step,", end=" ")
-    print(f"{seconds[0] / seconds[12]:.1f} times as fast as a token per pass.")
+    rate, speed = len(text) / len(steps[12]), seconds[0] / seconds[12]
+    print(tokenizer.decode(text))
+    print(f"The target's own text: {rate:.1f} tokens per step, {speed:.1f} times as fast as one.")

@@ -127,8 +127,9 @@ def fill_in(
         tree: the children of each node, by level, such as (4, 2, 2, 1); or a ``Shape``.
     """
     own = DEFAULTS | own
-    # NumPy's numbers become Python's.
-    others = {name: getattr(value, "item", lambda: value)() for name, value in others.items()}
+    for name, value in others.items():
+        if hasattr(value, "item"):  # NumPy's number
+            others[name] = value.item()
     if method is None:
         method = own["method"] if draft_length is None else "s2d"
     expect(method in METHODS, f"method: expected {', '.join(METHODS)}", method)

@@ -17,7 +17,6 @@ A rule of your own is given to ``generate`` as a function (distribution, draws) 
 its class.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -150,66 +149,54 @@ class Rejection:
         return Proposal(tokens, q.gather(1, tokens), q)
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[Node], int]:
-        """A GPU is waited for twice: for the chances of all children, and for the bonus token."""
-        p = dict(zip(tree.nodes, self.distribution(logits)))  # (V,) by node
-        families: dict[Node, list[Node]] = {}  # parent -> its children
-        for child in tree.nodes[1:]:
-            families.setdefault(child.parent, []).append(child)
-        chances = self.chances(families, p)
+        """A GPU is waited for twice: for the chances of all nodes, and for the bonus token."""
+        chances, left = test_children(tree.nodes, self.distribution(logits))
         accepted: list[Node] = []
         node = tree.root
         while True:
-            family = families.get(node, [])
-            child = next((each for each in family if self.draws.flip(chances[each])), None)
-            if child is None:  # all are rejected, or there are none
-                break
+            tests = (child for child in tree.children(node) if self.draws.flip(chances[child]))
+            child = next(tests, None)  # the first one that is accepted
+            if child is None:
+                return accepted, self.draws.draw(left[node][None]).item()
             accepted.append(child)
             node = child
-        left = p[node][None]  # (1, V)
-        for _, _, before, q in tests([family], left):
-            left = residual(before, q)
-        return accepted, self.draws.draw(left).item()
-
-    def chances(self, families: dict[Node, list[Node]], p: dict[Node, Tensor]) -> dict[Node, float]:
-        """With which probability each child is accepted, if its older siblings are rejected."""
-        if not families:
-            return {}
-        children: list[Node] = []
-        chances: list[Tensor] = []
-        before = torch.stack([p[parent] for parent in families])
-        for tested, tokens, left, q in tests(list(families.values()), before):
-            children += tested
-            chances.append(left.gather(1, tokens) / q.gather(1, tokens))
-        return dict(zip(children, torch.cat(chances)[:, 0].tolist()))
 
 
-def tests(
-    families: list[list[Node]], p: Tensor
-) -> Iterator[tuple[list[Node], Tensor, Tensor, Tensor]]:
-    """The tests of the children of F nodes, with the distributions p (F, V) after these nodes.
+def test_children(nodes: list[Node], p: Tensor) -> tuple[dict[Node, float], dict[Node, Tensor]]:
+    """With which chance a node is accepted, if its parent was and its older siblings were not.
 
-    Yields the first children of all families, then the second children, and so on: R nodes, their
-    tokens (R, 1), what is left of p (R, V) and of q (R, V) if their older siblings are rejected.
+    Row i of p (N+1, V) is about the token that follows nodes[i]. Also returns, by node, what is
+    left of p (V,) when all of its children are rejected: the bonus token is drawn from that.
+
     Siblings are in the order in which they were drawn from one q. A token x is accepted with
     probability min(1, p(x) / q(x)). If it is rejected, p becomes norm(relu(p - q)) for the next
-    child, and q loses x, as the next child was drawn without replacement. If all are rejected, the
-    bonus token is drawn from what is left of p. The token that comes out of this follows p (Chen et
-    al. 2023, arXiv 2302.01318, theorem 1; for several children Jeon et al. 2024, arXiv 2402.14160).
+    child, and q loses x, as the next child was drawn without replacement. The token that comes out
+    of this follows p (Chen et al. 2023, arXiv 2302.01318, theorem 1; for several children Jeon et
+    al. 2024, arXiv 2402.14160). All first children are computed together, then all second ones.
     """
-    families = [family for family in families if family]
-    drawn = [family[0].q for family in families if family[0].q is not None]
-    q = torch.stack(drawn) if drawn else p
-    while families:
-        tokens = to_device([[family[0].token] for family in families], p.device)  # (R, 1)
-        if not drawn:  # chosen: as if from a distribution that has only this token
+    left = dict(zip(nodes, p))
+    families: dict[Node, list[Node]] = {}  # parent -> its children
+    for child in nodes[1:]:
+        families.setdefault(child.parent, []).append(child)
+    drawn_from = {parent: children[0].q for parent, children in families.items()}
+    tested: list[Node] = []
+    chances: list[Tensor] = []
+    rank = 0
+    while children := [family[rank] for family in families.values() if rank < len(family)]:
+        tokens = to_device([[child.token] for child in children], p.device)  # (R, 1)
+        p = torch.stack([left[child.parent] for child in children])  # (R, V)
+        if children[0].q is None:  # chosen: as if from a distribution that has only this token
             q = torch.zeros_like(p).scatter(1, tokens, 1.0)
-        yield [family[0] for family in families], tokens, p, q
-        rows = [row for row, family in enumerate(families) if len(family) > 1]
-        families = [families[row][1:] for row in rows]
-        if families:
-            kept = to_device(rows, p.device)
-            p = residual(p[kept], q[kept])
-            q = without(q[kept], tokens[kept])
+        else:
+            q = torch.stack([drawn_from[child.parent] for child in children])
+        tested += children
+        chances.append(p.gather(1, tokens) / q.gather(1, tokens))
+        for child, p_left, q_left in zip(children, residual(p, q), without(q, tokens)):
+            left[child.parent] = p_left
+            drawn_from[child.parent] = q_left
+        rank += 1
+    numbers = torch.cat(chances)[:, 0].tolist() if chances else []
+    return dict(zip(tested, numbers)), left
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from ..checkpoint.tokenizer_model import SentencePieceModel
 from ..model import Llama
 from .figures import Record, by_method
 from .measure import compare_methods
-from .methods import choose_default, load_methods
+from .methods import choose_methods, default_methods, load_methods
 from .peers import as_transformers, run_peer
 from .specbench import corpus_questions
 
@@ -33,7 +33,10 @@ ALLOWED = 1e-9
 
 def main(args: Namespace) -> int:
     """Print a line for each comparison; 1 if one found a fault, else 0."""
-    chosen = {name: choose_default(name, args) for name in args.target}
+    chosen = {}
+    for name in args.target:
+        methods = default_methods(name, args.draft, args.exits)
+        chosen[name] = choose_methods(name, dict(zip(methods, methods)), args)
     questions = corpus_questions(args.limit, turns=1)
     rights = []
     for name, choices in chosen.items():

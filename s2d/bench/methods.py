@@ -66,12 +66,6 @@ def choose_methods(target: str, methods: dict[str, str], args: Namespace) -> dic
     return choices
 
 
-def choose_default(target: str, args: Namespace) -> dict[str, Choice]:
-    """What the default methods need for a ``target``."""
-    names = default_methods(target, args.draft, args.exits)
-    return choose_methods(target, {name: name for name in names}, args)
-
-
 def load_methods(choices: dict[str, Choice], args: Namespace) -> dict[str, Pair]:
     """Load what is chosen for methods on one target, each model once.
 

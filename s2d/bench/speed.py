@@ -19,7 +19,7 @@ from .measure import compare_methods
 from .methods import choose_methods, default_methods, load_methods
 from .peers import peers_of
 from .specbench import corpus_questions, read_questions, write_answers
-from .tables import LEGEND, LEGEND_OF_EXITS, MEASURES, OF_EXITS, Comparison, table, write_plot
+from .tables import LEGEND, MEASURES, Comparison, table, write_plot
 
 PACKAGES = "torch", "transformers", "numpy", "safetensors", "sentencepiece"
 
@@ -73,7 +73,6 @@ def show_all(found: list[Comparison], args: Namespace) -> None:
     overall = {comparison.title: comparison.by_group["overall"] for comparison in found}
     means = {"mean": mean_column(list(overall.values()))}
     print(table(f"overall: {LEGEND}", overall | means, MEASURES))
-    print(table(f"overall: {LEGEND_OF_EXITS}", overall | means, OF_EXITS))
     if args.out:
         versions = {name: version(name) for name in PACKAGES if name in sys.modules}
         machine = {"processor": name_processor(), "system": platform(), "versions": versions}

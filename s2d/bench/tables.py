@@ -13,10 +13,8 @@ from ..options import Options
 from ..stats import Stats
 from .figures import Column, Record, by_method, make_column, stats_of
 
-MEASURES = "speedup", "mat"
-LEGEND = "speedup / mean accepted tokens ± standard error (at T=0 rounds repeat texts, not speeds)"
-OF_EXITS = "of best exit", "of worst exit"
-LEGEND_OF_EXITS = "speedup divided by that of the fastest / of the slowest single exit"
+MEASURES = "speedup", "mat", "of best exit"
+LEGEND = "speedup / mean accepted tokens / speedup divided by the best single exit's"
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,6 @@ class Comparison:
 
     def __str__(self) -> str:
         text = table(f"{self.title}: {LEGEND}", self.by_group, MEASURES)
-        text += table(f"\n{self.title}: {LEGEND_OF_EXITS}", self.by_group, OF_EXITS)
         if self.acceptance:
             text += f"\n{render(acceptance_table(self.acceptance))}\n"
         return text
@@ -100,20 +97,17 @@ def column_as_json(column: Column) -> dict[str, Any]:
     return rows
 
 
-def table(legend: str, columns: Mapping[str, Mapping], measures: Sequence[str]) -> str:
-    """A ``legend`` and the ``columns``: cells show those of the ``measures`` that they have.
-
-    A row without any is left out; a table without rows is no text.
-    """
-    lines = [["", *columns]]
+def table(legend: str, columns: Mapping[str, Column], measures: Sequence[str]) -> str:
+    """A ``legend`` and the ``columns``: cells show those of the ``measures`` that they have."""
+    counts = [len(column["ar"]["speedup"].groups) for column in columns.values()]
+    lines = [["", *(f"{name} ({count})" for name, count in zip(columns, counts))]]
     for row in next(iter(columns.values())):
         line = [row]
         for column in columns.values():
             cell = column.get(row, {})
             line.append(" / ".join(f"{cell[key]:.2f}" for key in measures if key in cell))
-        if any(line[1:]):
-            lines.append(line)
-    return f"{legend}\n\n{render(lines)}\n" if len(lines) > 1 else ""
+        lines.append(line)
+    return f"{legend}, ± standard error (of so many questions)\n\n{render(lines)}\n"
 
 
 def acceptance_table(found: dict[str, dict[str, Any]]) -> list[list[str]]:
