@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from helpers import DEVICE, nearly_equal, raises_line, random_llama, random_tokens
@@ -37,17 +36,12 @@ def pair():
 def test_an_own_rule_has_the_settings_of_ours(pair, rule, name):
     """Of each answer: temperature, top-k, top-p and seed, alone and with other prompts."""
     target, draft = pair
-    prompts = [random_tokens(i, 3 + i) for i in range(3)]
-    law = dict(temperature=0.7, top_p=0.9, seed=3, max_new_tokens=8)
-    named = list(generate_many(target, prompts, draft, rule=name, **law))
-    for batch in (1, 2):
-        found = generate_many(target, prompts, draft, batch=batch, rule=rule, **law)
+    for change in (dict(top_p=0.9), dict(top_k=1), dict(temperature=0)):
+        options = dict(temperature=0.7, max_new_tokens=8) | change
+        named = generate_many(target, [[3, 1], [4, 1, 5]], draft, rule=name, seed=3, **options)
+        found = [generate(target, [3, 1], draft, rule=rule, seed=3, **options)]
+        found.append(generate(target, [4, 1, 5], draft, rule=rule, seed=4, **options))
         assert [each.tokens for each in found] == [each.tokens for each in named]
-    assert generate(target, prompts[0], draft, rule=rule, **law).tokens == named[0].tokens
-    greedy = generate(target, prompts[0], method="ar", max_new_tokens=8).tokens
-    for change in (dict(top_k=1), dict(temperature=0)):
-        found = generate(target, prompts[0], draft, rule=rule, **law | change)
-        assert found.tokens == greedy != named[0].tokens
 
 
 class Penalised:
@@ -154,43 +148,34 @@ def test_a_head_on_the_targets_hidden_states(target, monkeypatch):
         assert counts == [[len(prompt), 4, 4, 4, 4] for prompt in prompts]
 
 
-class Sequoia:
-    """Trees whose nodes have the more children the better they are among their siblings."""
+class ByProbability:
+    """Trees in which likely nodes have three children, and others one or none."""
 
     depth, prunes = 3, False
 
-    def __init__(self):
-        self.ranks = {}
-
     def frontier(self, leaves):
-        families = [each.parent for each in leaves]
-        self.ranks = {leaf: families[:i].count(leaf.parent) for i, leaf in enumerate(leaves)}
-        return [leaf for leaf in leaves if self.ranks[leaf] < 2]
+        return [leaf for leaf in leaves if leaf.prob > 0.05]
 
     def width(self, node):
-        return max(1, 3 - self.ranks.get(node, 0) - node.depth)
+        return 3 if node.prob > 0.3 else 1
 
     def sent(self, nodes):
         return nodes
 
 
-def test_a_shape_that_looks_at_siblings(pair):
-    """Its children are drawn under rejection sampling, from q, and chosen under shared noise."""
+def test_a_shape_that_looks_at_nodes(pair):
+    """Under rejection sampling its children are drawn from q."""
     target, draft = pair
-    options = dict(tree=Sequoia(), exits=[2], temperature=1.0, stop=0.0, max_new_tokens=40)
-    decoder = start(target, [3, 1], draft, rule="rejection", **options)
-    for step in decoder:
-        tree = step.tree
-        parents = [tree.nodes.index(node.parent) for node in tree.nodes[1:]]
-        assert tree.depth < 3 or parents == [0, 0, 0, 1, 1, 2, 4, 5, 6] and tree.root.q is None
+    options = dict(exits=[2], temperature=1.0, rule="rejection", stop=0.0, max_new_tokens=20)
+    decoder = start(target, [3, 1], draft, tree=ByProbability(), **options)
+    for tree in (step.tree for step in decoder):
+        widths = [len(tree.children(node)) for node in tree.expanded]
+        assert widths == [tree.shape.width(node) for node in tree.expanded]
         for node in tree.nodes[1:]:
             text = torch.tensor([tree.text(node.parent)], device=target.device)
             row = draft.logits(draft.run_layers(draft.embed(text), 0, 2))[0, -1]
             assert (node.q - row.softmax(dim=-1)).abs().max() < 1e-10
     assert decoder.stats.accepted_tokens > 0 and decoder.result().exact
-    found = start(target, [3, 1], draft, **options)
-    assert not any(node.q is not None for step in found for node in step.tree.nodes)
-    assert isinstance(found.result().options.shape, Sequoia)
 
 
 class OneLayer(LayerExit):
@@ -203,7 +188,8 @@ class OneLayer(LayerExit):
         return super().predict(tree, nodes)._replace(confidence=0.5)
 
 
-def test_an_exit_goes_on_from_an_own_one(pair):
+@pytest.mark.parametrize("own", [OneLayer, checked(OneLayer)])
+def test_an_exit_goes_on_from_an_own_one(pair, own):
     """And statistics list each exit once, also one that never drafts."""
     target, draft = pair
     rows = []
@@ -211,16 +197,15 @@ def test_an_exit_goes_on_from_an_own_one(pair):
 
     def found(*exits, threshold):
         rows.clear()
-        options = dict(exits=exits, thresholds=[threshold], max_new_tokens=40)
+        options = dict(exits=exits, thresholds=[threshold], max_new_tokens=20)
         stats = generate(target, [3, 1], draft, **options).stats
         return stats.accept_lengths, stats.exit_counts, stats.acceptance()["per_exit"], [*rows]
 
-    for own in (OneLayer, checked(OneLayer)):
-        assert found(own, 3, threshold=0.6) == found(1, 3, threshold=1.0)
-        counts = found(own, 3, threshold=0.4)
-        assert counts[1].keys() == {1} and [*counts[2]] == [1, 3]
+    assert found(own, 3, threshold=0.6) == found(1, 3, threshold=1.0)
+    counts = found(own, 3, threshold=0.4)
     hook.remove()
-    both = dict(exits=[OneLayer, OneLayer], thresholds=[0.6])
+    assert counts[1].keys() == {1} and [*counts[2]] == [1, 3]
+    both = dict(exits=[own, own], thresholds=[0.6])
     raises_line(generate, ValueError, "a number of its own", target, [3, 1], draft, **both)
 
 
@@ -231,63 +216,55 @@ class DeepFirst(SortedDraft):
         return self.ask(self.exits[0 if tree.depth else -1], tree, nodes, rule)
 
 
-class OneMore(Decoder):
-    """Chains of one token more than the last step has accepted."""
+class AsLast(Decoder):
+    """Drafts as many tokens as the last step has emitted."""
 
     def draft(self):
-        accepted = [len(step.accepted_by) for step in self.stats.counted]
-        shape = FixedShape((1,) * (1 + sum(accepted[-1:])))
-        self.options = replace(self.options, shape=shape)
+        (length,) = self.stats.accept_lengths[-1:] or [1]
+        self.options = replace(self.options, shape=FixedShape((1,) * length))
         return super().draft()
 
 
-class OwnPass(Decoder):
-    """A decoder that makes the target's pass in its own way."""
-
-    def run_target(self, tree):
-        return super().run_target(tree)
-
-
 PARTS = [
-    dict(rule=Penalised),
     dict(rule=checked(Penalised), tree=checked(GrowingShape(3, 3, 6))),
-    dict(exits=[OneLayer, 3], thresholds=[0.4]),
-    dict(exits=[checked(OneLayer), 3], thresholds=[0.6], rule=checked(SharedNoise)),
-    dict(tree=Sequoia()),
-    dict(tree=checked(Sequoia()), rule=checked(Rejection), exits=[0, 2]),
+    dict(rule=checked(SharedNoise), exits=[checked(OneLayer), 3], thresholds=[0.6]),
+    dict(tree=checked(ByProbability()), exits=[0, 2]),
     dict(drafter=DeepFirst, draft_length=3),
-    dict(decoder=OneMore, exits=[2]),
+    dict(decoder=AsLast, exits=[2]),
 ]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("part", PARTS)
-def test_parts_alone_and_with_other_prompts(pair, part, temperature):
+def test_parts_alone_and_with_other_prompts(pair, part):
+    """One seed, one text: by ``generate``, ``start`` and ``generate_many``, and without a draft."""
     target, draft = pair
-    prompts = [random_tokens(i, 3 + 2 * i) for i in range(3)]
-    options = dict(temperature=temperature, stop=0.0, max_new_tokens=20) | part
-    many = generate_many(target, prompts, draft, batch=2, **options)
-    for seed, (prompt, answer) in enumerate(zip(prompts, many)):
-        decoder = start(target, prompt, draft, seed=seed, **options)
-        sent = [[node.exit_layer for node in step.tree.nodes[1:]] for step in decoder]
-        found = [decoder.result(), answer, generate(target, prompt, draft, seed=seed, **options)]
-        if "Rejection" not in str(part):
-            found.append(generate(target, prompt, draft, seed=seed, **options, method="ar"))
-        assert all(each.tokens == answer.tokens for each in found)
-        assert decoder.stats.accept_lengths == answer.stats.accept_lengths
+    prompts = [3, 1], [4, 1, 5]
+    options = dict(temperature=1.0, stop=0.0, max_new_tokens=12) | part
+    plain = options | dict(method="ar", decoder=None)
+    for seed, answer in enumerate(generate_many(target, prompts, draft, batch=2, **options)):
+        decoder = start(target, prompts[seed], draft, seed=seed, **options)
+        trees = [step.tree for step in decoder]
+        lengths = decoder.stats.accept_lengths
+        assert lengths == answer.stats.accept_lengths and max(lengths) > 1
+        found = [
+            generate(target, prompts[seed], draft, seed=seed, **way) for way in (options, plain)
+        ]
+        assert found[0].tokens == found[1].tokens == answer.tokens == decoder.tokens
         if "drafter" in part:
-            assert max(sent) == [4, 1, 1]
+            assert [node.exit_layer for node in trees[0].nodes[1:]] == [4, 1, 1]
         if "decoder" in part:
-            levels = [step.levels for step in decoder.stats.counted]
-            accepted = [length - 1 for length in answer.stats.accept_lengths]
-            assert levels[:-1] == [1, *(count + 1 for count in accepted)][: len(levels) - 1]
+            assert [tree.depth for tree in trees[:4]] == [1, *lengths[:3]]
 
 
 def test_a_decoder_that_makes_its_own_pass_goes_with_a_single_prompt(pair):
+    class Own(Decoder):
+        def run_target(self, tree):
+            return super().run_target(tree)
+
     target, draft = pair
-    answer = generate(target, [3, 1], draft, decoder=OwnPass, max_new_tokens=9)
-    assert answer.tokens == generate(target, [3, 1], draft, max_new_tokens=9).tokens
-    many = generate_many(target, [[3, 1]], draft, decoder=OwnPass)
+    found = [generate(target, [3], draft, decoder=each, max_new_tokens=9) for each in (None, Own)]
+    assert found[0].tokens == found[1].tokens
+    many = generate_many(target, [[3]], draft, decoder=Own)
     raises_line(next, ValueError, "a decoder that makes its own pass", many)
 
 
@@ -302,70 +279,49 @@ def rule(widths=(2, 2, 1), **own):
     return dict(tree=widths, rule=checked(type("Own", (Greedy,), own)))
 
 
-def accepting(change):
-    return rule(verify=lambda *given: change(*Greedy.verify(*given)))
-
-
 def proposing(tokens, estimates, q=None):
     proposal = Proposal(torch.tensor(tokens), torch.tensor(estimates), q)
     return rule((2,), propose=lambda *given: proposal)
 
 
-def exit_(logits=None, confidence=0.5, **own):
+Q = torch.ones(1, 61) / 61
+
+
+def exit_(logits=Q, confidence=0.5, **own):
     """With an exit that says the same whenever it is asked."""
-    logits = torch.zeros(1, 61) if logits is None else logits
-    own = {"exit_layer": 1, "max_positions": 99, "__init__": lambda *models: None} | own
     said = Prediction(logits.to(DEVICE), confidence)
-    own = {"keep": lambda *given: None, "predict": lambda *given: said} | own
+    ours = {"exit_layer": 1, "max_positions": 99, "__init__": lambda *models: None}
+    ours |= {"keep": lambda *given: None, "predict": lambda *given: said}
     law = dict(temperature=1.0, rule="rejection", tree=(1, 1))
-    return dict(exits=[checked(type("Own", (), own))]) | law
-
-
-class OnlyRoots(FixedShape):
-    prunes = True
-
-    def sent(self, nodes):
-        return nodes[:1]
+    return dict(exits=[checked(type("Own", (), ours | own))]) | law
 
 
 ORDER = "nodes are sent in order, with their parents"
-FRONTIER = "a frontier is some of the leaves in order"
 PATH = "a rule accepts a path from the root down"
 TOKENS = "a rule proposes up to 2 different tokens of 61, not"
 WIDE = dict(width=lambda node: 61, frontier=lambda leaves: leaves[:140])
-Q = torch.ones(1, 61) / 61
 BROKEN = [
     (ORDER, shape(sent=lambda nodes: [nodes[0], *nodes[:0:-1]])),
     (ORDER, shape(sent=lambda nodes: nodes[1:])),
     (ORDER, shape(sent=lambda nodes: [nodes[0], *nodes[2:]])),
-    (ORDER, shape(sent=lambda nodes: [*nodes, Node(5, nodes[0])])),
-    ("sent answers None: 'NoneType'", shape(sent=lambda nodes: None)),
-    (FRONTIER, shape(frontier=lambda leaves: leaves[::-1])),
-    (FRONTIER, shape(frontier=lambda leaves: [*leaves, Node(5)])),
-    ("frontier changes what", shape(frontier=lambda leaves: [leaves.pop()])),
+    ("a frontier is some of the leaves", shape(frontier=lambda leaves: leaves[::-1])),
     ("width changes what", shape(width=lambda node: setattr(node, "prob", 0.0))),
     ("a width is a whole number from 1", shape(width=lambda node: 2.0)),
     ("a level has up to 8192 nodes, not 8540", shape((1,) * 4, **WIDE)),
     ("a tree grows up to 8192 nodes, not 12323", shape((1,) * 3, **WIDE)),
-    (PATH, accepting(lambda path, bonus: (path[1:], bonus))),
-    (PATH, accepting(lambda path, bonus: ([*path, Node(5)], bonus))),
-    (PATH, accepting(lambda path, bonus: ([1], bonus))),
-    ("verify answers None", accepting(lambda path, bonus: None)),
-    ("a bonus token is one of 61", accepting(lambda path, bonus: (path, 61))),
+    (PATH, rule(verify=lambda *given: (Greedy.verify(*given)[0][1:], 5))),
+    (PATH, rule(verify=lambda *given: ([Node(5)], 5))),
+    ("verify answers None", rule(verify=lambda *given: None)),
+    ("a bonus token is one of 61", rule(verify=lambda *given: ([], 61))),
     ("verify changes what", rule(verify=lambda self, tree, logits: logits.mul_(2))),
     (TOKENS, proposing([[61, 5]], [[0.5, 0.5]])),
     (TOKENS, proposing([[5, 5]], [[0.5, 0.5]])),
     (TOKENS, proposing([[1, 2, 3]], [[0.5, 0.5, 0.5]])),
     (r"estimates of shape \(1, C\)", proposing([[5], [6]], [[0.5], [0.5]])),
-    (r"estimates of shape \(1, C\)", proposing([[5]], [[0.5, 0.5]])),
-    ("a rule's estimates are numbers from 0", proposing([[5]], [[-0.5]])),
     ("a rule's estimates are numbers from 0", proposing([[5]], [[math.nan]])),
     (r"a rule's q has the shape \(1, 61\)", proposing([[5]], [[0.5]], Q[0])),
-    ("that draws does not go", proposing([[5]], [[0.5]], Q) | dict(tree=OnlyRoots((2,)))),
-    ("propose answers", rule(propose=lambda *given: ([[5]], [[0.5]], None))),
-    ("propose changes what", rule(propose=lambda *given: given[3].logits.zero_())),
+    ("that draws does not go", proposing([[5]], [[0.5]], Q) | dict(tree=GrowingShape(2, 2, 3))),
     (r"floats of shape \(1, V\), not torch.Size\(\[2, 61", exit_(torch.zeros(2, 61))),
-    ("an exit predicts floats", exit_(torch.zeros(1, 61).long())),
     ("predict answers None: 'NoneType'", exit_(predict=lambda *given: None)),
     ("predict changes what", exit_(predict=lambda self, tree, nodes: tree.context.pop())),
     ("keep changes what", exit_(keep=lambda self, step: step.accepted.append(5))),
@@ -374,24 +330,20 @@ BROKEN = [
     ("an exit's exit_layer is a number", exit_(exit_layer=-1)),
     ("an exit's max_positions is a number", exit_(max_positions=None)),
     ("a prompt is a list of ids", dict(tokens="Hi")),
-    ("a prompt is a list of ids", dict(tokens={})),
     ("must share a vocabulary", dict(draft=random_llama(1, vocab_size=190))),
     ("exit 4: there is no draft model", dict(draft=None)),
     ("not 'x'", dict(method="x")),
     ("max_new_tokens: expected a whole number from 1", dict(max_new_tokens=0)),
-    ("temperature: expected 0, or a number", dict(temperature=np.zeros((2, 2)))),
-    ("exits: expected increasing numbers of layers, or functions", dict(exits=["4"])),
+    ("temperature: expected 0, or a number", dict(temperature="1")),
     ("exit 5: the draft has 4 layers", dict(exits=[5])),
     ("exits: expected increasing numbers", dict(exits=[2, 1])),
     ("3 exits, but 1 thresholds", dict(exits=[1, 2, 3], thresholds=[0.5])),
     ("thresholds: expected numbers from 0", dict(exits=[1, 2], thresholds=[math.nan])),
     ("rule: expected 'noise', 'rejection' or a function", dict(rule="coupled")),
     ("options: .* 'init'", dict(init="target")),
-    ("roots go with", dict(rule=Greedy, decoder=RootsDecoder)),
-    ("leaves out the token that", dict(tree=OnlyRoots((2, 2, 2)), decoder=RootsDecoder)),
-    ("shape: expected widths from 1, or a Shape", dict(tree=(10**9,) * 3)),
+    ("roots go with rule=", dict(rule=Greedy, decoder=RootsDecoder)),
+    ("leaves out the token that", dict(decoder=RootsDecoder) | shape(sent=lambda nodes: nodes[:1])),
     ("shape: expected widths from 1, or a Shape", dict(tree=GrowingShape(1000, 2, 5))),
-    ("shape: expected widths from 1, or a Shape", dict(tree=type("", (Sequoia,), {"depth": -1})())),
     ("tree: expected without draft_length", dict(tree=(2, 1), draft_length=3)),
 ]
 
