@@ -12,7 +12,6 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -191,12 +190,3 @@ def peak_growth(before, measured, *arguments):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return float(done.stderr.splitlines()[-1])
-
-
-def ancestors_of(parents):
-    """The ancestor matrix of a tree with these ``parents``, row by row."""
-    mask = np.eye(len(parents), dtype=bool)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            mask[node] |= mask[parent]
-    return mask
