@@ -51,8 +51,7 @@ def measure(
         own_rule = checked(make_rule(rule, options.distribution, draws))
         tree = Tree([0], shape)
         SortedDraft([draft], options, eos=()).grow(tree, shape.depth, own_rule)
-        logits = target.predict(tree, tree.nodes).logits
-        accepted, bonus = own_rule.verify(tree, logits)
+        accepted, bonus = own_rule.verify(tree, target.predict(tree, tree.nodes).logits)
         return [*(node.token for node in accepted), bonus]
 
     def own(text: Sequence[int]) -> Tensor:
