@@ -85,14 +85,12 @@ class Mistaken(Rejection):
         self.mistake = mistake
 
     def propose(self, tree: Tree, nodes: list[Node], said: Prediction, width: int) -> Proposal:
-        q = self.distribution(said.logits)  # (R, V)
-        tokens = self.draws.candidates(q, width)  # (R, C)
+        tokens, estimates, q = super().propose(tree, nodes, said, width)
         if self.mistake == "best":
-            tokens = q.topk(width).indices
-        if self.mistake == "exit" and tree.depth == 0 and q[0, tokens[0, 0]] < 0.3:
-            q = self.distribution(said.logits / 2)
-            tokens = self.draws.candidates(q, width)
-        estimates = q.gather(1, tokens)
+            estimates, tokens = q.topk(width)
+        if self.mistake == "exit" and tree.depth == 0 and estimates[0, 0] < 0.3:
+            later = said._replace(logits=said.logits / 2)
+            tokens, estimates, q = super().propose(tree, nodes, later, width)
         if self.mistake == "not sent":
             estimates = estimates.where(estimates > 0.3, 0.0)
         if self.mistake == "T = 1":
