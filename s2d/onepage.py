@@ -86,7 +86,7 @@ def generate(
 if __name__ == "__main__":
     from . import Tokenizer, load_model
 
-    target, draft = load_model("weights/mini-13b"), load_model("weights/mini-draft")
+    target, draft = load_model("weights/mini-13b", "cpu"), load_model("weights/mini-draft", "cpu")
     tokenizer = Tokenizer("weights/mini-13b")
     prompt = tokenizer.encode_chat(["What is the capital of Tadastan?"])
     seconds, steps = {}, {}

@@ -46,7 +46,7 @@ def answer(args: Namespace, watch: Watch) -> int:
 def choose(args: Namespace) -> Choice:
     """The target, what drafts for it, and the options; ValueError for what cannot be run."""
     names = {field.name for field in fields(Options)} | {"draft_length", "tree"}
-    names |= {"init", "decision", "datastore"}
+    names |= {"bitwise", "init", "decision", "datastore"}
     typed = {name: value for name, value in vars(args).items() if value is not None}
     given = {name: typed[name] for name in names & typed.keys()}
     check_device(args.device)
