@@ -11,7 +11,7 @@ from s2d.decoder import Decoder
 from s2d.generation import decide
 from s2d.mcsd.decision import with_decision
 from s2d.model import Llama
-from s2d.speed.batch import decode_many
+from s2d.passes.batch import decode_many
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from s2d.decoder import Decoder
 from s2d.generation import start
 from s2d.mcsd.decision import with_decision
 from s2d.mcsd.roots import RootsDecoder
-from s2d.speed import batch
+from s2d.passes import batch
 from s2d.tree import GrowingShape
 
 PROMPT = [5, 3, 1]

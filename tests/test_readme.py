@@ -7,7 +7,7 @@ from helpers import ROOT, WEIGHTS, program
 
 import run
 
-READMES = [ROOT / "README.md", *ROOT / "s2d/README.md", *sorted((ROOT / "s2d").glob("*/*.md"))]
+READMES = [ROOT / "README.md", ROOT / "s2d/README.md", *sorted((ROOT / "s2d").glob("*/*.md"))]
 
 
 def commands_of_ci():

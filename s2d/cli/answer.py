@@ -15,8 +15,8 @@ from ..generation import make_decoder
 from ..options import Options
 from ..pair.loading import Choice, Pair, choose_pair, load_chosen
 from ..pair.names import MINIATURE_PROMPTS, miniature_note
-from ..speed.batch import decode_many
-from ..speed.tensor_parallel import from_rank_0, join_processes  # for torchrun
+from ..passes.batch import decode_many
+from ..passes.tensor_parallel import from_rank_0, join_processes  # for torchrun
 from ..stats import Step
 from .terminal import as_json, compare_speed, report, show, stream
 

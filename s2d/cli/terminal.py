@@ -18,8 +18,8 @@ from ..model import Llama
 from ..ngram.table import TableExit
 from ..options import Options
 from ..pair.loading import Pair
+from ..passes.bitwise import BitwiseDecoder
 from ..sampling import Draws
-from ..speed.bitwise import BitwiseDecoder
 from ..stats import Generation, Step
 from ..tree import FixedShape, GrowingShape
 

@@ -15,8 +15,8 @@ from ..checkpoint.tokenizer import Tokenizer
 from ..generation import decide
 from ..model import Llama
 from ..options import Options, expect
-from ..speed.bitwise import BitwiseDecoder, check_chain
-from ..speed.tensor_parallel import load_part
+from ..passes.bitwise import BitwiseDecoder, check_chain
+from ..passes.tensor_parallel import load_part
 from .names import FoundDraft, find_draft, find_target, refuse_other_size
 
 

@@ -51,8 +51,7 @@ def measure(
         own_rule = checked(make_rule(rule, options.distribution, draws))
         tree = Tree([0], shape)
         SortedDraft([draft], options, eos=()).grow(tree, shape.depth, own_rule)
-        logits = target.predict(tree, tree.nodes).logits
-        accepted, bonus = own_rule.verify(tree, logits)
+        accepted, bonus = own_rule.verify(tree, target.predict(tree, tree.nodes).logits)
         return [*(node.token for node in accepted), bonus]
 
     def own(text: Sequence[int]) -> Tensor:
@@ -86,14 +85,12 @@ class Mistaken(Rejection):
         self.mistake = mistake
 
     def propose(self, tree: Tree, nodes: list[Node], said: Prediction, width: int) -> Proposal:
-        q = self.distribution(said.logits)  # (R, V)
-        tokens = self.draws.candidates(q, width)  # (R, C)
+        tokens, estimates, q = super().propose(tree, nodes, said, width)
         if self.mistake == "best":
-            tokens = q.topk(width).indices
-        if self.mistake == "exit" and tree.depth == 0 and q[0, tokens[0, 0]] < 0.3:
-            q = self.distribution(said.logits / 2)
-            tokens = self.draws.candidates(q, width)
-        estimates = q.gather(1, tokens)
+            estimates, tokens = q.topk(width)
+        if self.mistake == "exit" and tree.depth == 0 and estimates[0, 0] < 0.3:
+            later = said._replace(logits=said.logits / 2)
+            tokens, estimates, q = super().propose(tree, nodes, later, width)
         if self.mistake == "not sent":
             estimates = estimates.where(estimates > 0.3, 0.0)
         if self.mistake == "T = 1":

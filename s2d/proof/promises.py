@@ -32,12 +32,13 @@ class checked:
     values, so a GPU is waited for.
     """
 
-    def __init__(self, part: Any) -> None:
+    def __init__(self, part: Any, made_for: Any = None) -> None:
         self.part = part
+        self.made_for = made_for
 
-    def __call__(self, *given: Any) -> "checked":
-        """What the function makes."""
-        return checked(self.part(*given))
+    def __call__(self, first: Any, second: Any) -> "checked":
+        """An exit for (target, draft), or a rule for (distribution, draws)."""
+        return checked(self.part(first, second), made_for=first)
 
     @property
     def __class__(self) -> type:
@@ -67,9 +68,10 @@ class checked:
         return answer
 
     def check_predict(self, said: Prediction, tree: Tree, nodes: list[Node]) -> None:
-        R, V = len(nodes), said.logits.shape[-1]
-        is_right = said.logits.shape == (R, V) and said.logits.is_floating_point()
-        expect(is_right, f"an exit predicts floats of shape ({R}, V)", said.logits.shape)
+        V = self.made_for.config.vocab_size if self.made_for else said.logits.shape[-1]
+        shape = len(nodes), V
+        is_right = said.logits.shape == shape and said.logits.is_floating_point()
+        expect(is_right, f"an exit predicts floats of shape {shape}", said.logits.shape)
         is_right = said.confidence >= 0  # a NaN is not
         expect(is_right, "an exit's confidence is a number from 0", said.confidence)
 
@@ -79,7 +81,9 @@ class checked:
         tokens, estimates, q = found
         R, V = said.logits.shape
         is_right = len(tokens) == R and tokens.dim() == 2 and tokens.shape == estimates.shape
-        expect(is_right, f"a rule proposes tokens and estimates of shape ({R}, C)", found)
+        is_right = is_right and estimates.element_size() >= 4
+        words = f"a rule proposes tokens and estimates (float32 or 64) of shape ({R}, C)"
+        expect(is_right, words, found)
         expect((estimates >= 0).all(), "a rule's estimates are numbers from 0", estimates)
         for row, estimate in zip(tokens, estimates):
             row = row[estimate > 0].tolist()
