@@ -15,7 +15,7 @@ PACKAGE = ROOT / "s2d"
 FRONT = "devices model onepage tree mask sampling rules options stats draft decoder".split()
 FRONT += "generation soft".split()
 # A room imports the front, and only rooms before it.
-ROOMS = "checkpoint ngram mcsd speed pair cli proof train trace lesson bench".split()
+ROOMS = "checkpoint ngram mcsd passes pair cli proof train trace lesson bench".split()
 
 
 def module_name(path):
@@ -69,7 +69,7 @@ USES = {
         generate(target, [3, 1], draft, method=method, max_new_tokens=4, **options)""": [],
     "from s2d.mcsd import roots": ["mcsd"],
     "generate(target, [3, 1], max_new_tokens=4)": ["ngram"],
-    "list(s2d.generate_many(target, [[3, 1]], draft, max_new_tokens=4))": ["speed"],
+    "list(s2d.generate_many(target, [[3, 1]], draft, max_new_tokens=4))": ["passes"],
     "s2d.load_model('weights/mini-7b', 'cpu')": ["checkpoint"],
 }
 
