@@ -49,17 +49,18 @@ def generate(
     max_new_tokens: int = 128,
 ) -> Iterator[list[int]]:
     """Yield the tokens of each step. Together they are the target's own text after ``context``."""
-    eos = target.config.eos_token_ids
+    eos = set(target.config.eos_token_ids)
     limit = len(context) + max_new_tokens
     cache = target.new_cache()
     asked: list[Exit] = []
     for layer in exits:
         asked.append(Exit(draft, asked[-1] if asked else None, layer))
-    while len(context) < limit and context[-1] not in eos:
+    tokens: list[int] = []
+    while len(context) < limit and eos.isdisjoint(tokens):
         # 1. Draft a chain: each token comes from the first exit that is confident enough.
         chain, prob = [], 1.0
         longest = min(draft_length, limit - len(context) - 1)
-        while len(chain) < longest and prob >= stop and (context + chain)[-1] not in eos:
+        while len(chain) < longest and prob >= stop and eos.isdisjoint(chain):
             for each, threshold in zip(asked, thresholds):
                 token, confidence = each.predict(context + chain)
                 if confidence > threshold:

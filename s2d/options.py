@@ -140,7 +140,7 @@ def fill_in(
         exits = own["exits"] if which == "all" else own["exits"][-1:]
     expect(len(exits) > 0, "exits: expected at least one", exits)
     if thresholds is None:
-        known = dict(zip(own["exits"], own["thresholds"]))
+        known = dict(zip(own["exits"][:-1], own["thresholds"]))  # the last one's is not read
         thresholds = [getattr(each, "threshold", known.get(each, THRESHOLD)) for each in exits]
     if len(thresholds) not in (len(exits), len(exits) - 1):
         raise ValueError(f"{len(exits)} exits, but {len(thresholds)} thresholds")

@@ -1,135 +1,90 @@
-"""S2D by definition: whole models over the whole text.
+"""S2D by definition: whole models over the whole text. The fast code is compared with it.
 
-The fast code is compared with this definition, step by step. There is no KV cache, no mask and no
-batch, and a tree is a dictionary of its paths.
+There is no KV cache, no mask and no batch, and a tree is a dictionary of its paths: a path is a
+tuple of tokens, from the first level down, and () is the end of the context.
 
 The target takes the token with the largest log p + g. Here p is its distribution, and g is Gumbel
-noise: a number for each token and position, from a seed alone. This is a draw from p (see
+noise: ``noise`` gives a number for each token at a position of the text (see
 ``sampling.Draws.noise``). The draft, with the distribution q, knows g as well, and trusts half of
 it: it proposes the tokens with the largest log q + g / 2. For greedy decoding, the caller gives a
 noise of zeros, and a temperature of 1. Exit 0, rejection sampling, improved MCSD, stop strings,
 shapes of your own and models with too few positions are not defined here.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
-
 import torch
-from torch import Tensor
 
-from s2d.model import Llama
-from s2d.options import Options
 from s2d.tree import GrowingShape
 
-TokenPath = tuple[int, ...]  # from the first level down; () is the end of the context
-Noise = Callable[[int], Tensor]  # a position in the text -> g (V,)
 
-
-class Proposed(NamedTuple):
-    """The children that are proposed after a path, and which exit proposed them."""
-
-    children: list[int]  # tokens
-    exit_layer: int
-    confidence: float
-
-
-def logits_after(model: Llama, context: list[int], layers: int | None = None) -> Tensor:
-    """Logits (V,) for the token after the ids in ``context``, by all layers or the first ones.
-
-    After any layer, the final norm and the head follow.
-    """
-    hidden = model.run_layers(model.embed(torch.tensor([context])), 0, layers)
+def logits_after(model, text, layers=None):
+    """Logits (V,) for the token after the ids in ``text``, by all layers or the first ones."""
+    hidden = model.run_layers(model.embed(torch.tensor([text])), 0, layers)
     return model.logits(hidden)[0, -1]
 
 
-def choose_exit(
-    draft: Llama, contexts: list[list[int]], options: Options
-) -> tuple[int, Tensor, float]:
-    """The first exit that is confident enough, or the last one.
+def choose_exit(draft, texts, options):
+    """The first exit that is confident enough, or the last one; and its logits (R, V).
 
-    Its confidence is the largest probability after any of the R ``contexts`` (lists of ids): to be
-    sure about one of them is enough, as in the authors' code. Returns the exit, its logits (R, V)
-    and its confidence.
+    Its confidence is the largest probability after any of the R ``texts``: to be sure about one of
+    them is enough, as in the authors' code.
     """
     for exit_layer, threshold in zip(options.exits, [*options.thresholds, 0.0]):
-        logits = torch.stack([logits_after(draft, context, exit_layer) for context in contexts])
-        confidence = logits.softmax(dim=-1).max().item()
-        if confidence > threshold:
+        logits = torch.stack([logits_after(draft, text, exit_layer) for text in texts])
+        if logits.softmax(dim=-1).max() > threshold:
             break
-    return exit_layer, logits, confidence
+    return exit_layer, logits
 
 
-def most_probable(paths: dict[TokenPath, float], count: int) -> dict[TokenPath, float]:
+def most_probable(probs, count):
     """The ``count`` most probable paths, in their order; of equal ones the first."""
-    best = sorted(paths, key=lambda path: paths[path], reverse=True)[:count]
-    return {path: prob for path, prob in paths.items() if path in best}
+    best = sorted(probs, key=probs.get, reverse=True)[:count]
+    return {path: prob for path, prob in probs.items() if path in best}
 
 
-def propose(
-    draft: Llama,
-    context: list[int],
-    levels: int,
-    eos: Sequence[int],
-    options: Options,
-    noise: Noise,
-) -> dict[TokenPath, Proposed]:
-    """The children that are proposed after each path, in a tree of at most ``levels`` levels."""
+def draft_tree(draft, context, levels, eos, options, noise):
+    """{path: the exit that drafted its last token} of a tree of at most so many ``levels``."""
     shape = options.shape
-    proposed: dict[TokenPath, Proposed] = {}
-    nodes: dict[TokenPath, float] = {}  # path -> the estimated probability that it is accepted
-    frontier: dict[TokenPath, float] = {(): 1.0}  # the paths that get children
+    grows = isinstance(shape, GrowingShape)
+    drafted_by = {}
+    probs = {}  # path -> the estimated probability that it is accepted
+    frontier = {(): 1.0}  # the paths that get children
     for level in range(levels):
         if not frontier:
             break
-        contexts = [[*context, *path] for path in frontier]
-        exit_layer, logits, confidence = choose_exit(draft, contexts, options)
-        width = shape.top_k if isinstance(shape, GrowingShape) else shape.widths[level]
-        longer: dict[TokenPath, float] = {}
-        for (path, path_prob), row in zip(frontier.items(), logits):
+        exit_layer, logits = choose_exit(draft, [[*context, *path] for path in frontier], options)
+        longer = {}
+        for (path, prob), row in zip(frontier.items(), logits):
             q = options.distribution(row)  # (V,)
             g = noise(len(context) + len(path))  # (V,)
             estimates = (q.log() + g / 2).softmax(dim=-1)  # of what the target takes
-            best = estimates.topk(min(width, len(q))).indices.tolist()
-            children = [token for token in best if estimates[token] > 0]
-            proposed[path] = Proposed(children, exit_layer, confidence)
-            for token in children:
-                longer[*path, token] = path_prob * estimates[token].item()
-        nodes |= longer
+            width = shape.top_k if grows else shape.widths[level]
+            for token in estimates.topk(min(width, len(q))).indices.tolist():
+                if estimates[token] > 0:
+                    longer[*path, token] = prob * estimates[token].item()
+        probs |= longer
+        drafted_by |= dict.fromkeys(longer, exit_layer)
         frontier = {path: prob for path, prob in longer.items() if prob >= options.stop}
         frontier = {path: prob for path, prob in frontier.items() if path[-1] not in eos}
-        if isinstance(shape, GrowingShape):
+        if grows:
             frontier = most_probable(frontier, shape.top_k)
-    if isinstance(shape, GrowingShape):  # the least probable nodes are left out
-        sent = most_probable(nodes, shape.size)
-        for path, old in proposed.items():
-            children = [token for token in old.children if (*path, token) in sent]
-            proposed[path] = old._replace(children=children)
-    return proposed
+    sent = most_probable(probs, shape.size) if grows else probs
+    return {path: drafted_by[path] for path in sent}
 
 
 @torch.inference_mode()
-def generate(
-    target: Llama, draft: Llama, context: list[int], options: Options, noise: Noise
-) -> Iterator[tuple[dict[TokenPath, Proposed], list[int]]]:
-    """Yield what each step proposes and the tokens that it emits.
-
-    Ends at EOS, or after ``options.max_new_tokens``.
-    """
+def generate(target, draft, context, options, noise):
+    """Yield the tree and the tokens that are emitted, step by step, up to EOS or the limit."""
     limit = len(context) + options.max_new_tokens
     eos = target.config.eos_token_ids
-    ended = False
-    while len(context) < limit and not ended:
+    path = ()
+    while len(context) < limit and not (path and path[-1] in eos):
         # A step ends with a token of the target's own (the bonus token), which needs a position.
         levels = min(options.shape.depth, limit - len(context) - 1)
-        proposed = propose(draft, context, levels, eos, options, noise)
-        path: TokenPath = ()
-        while True:
+        tree = draft_tree(draft, context, levels, eos, options, noise)
+        path = ()
+        while not path or (path in tree and path[-1] not in eos):
             p = options.distribution(logits_after(target, [*context, *path]))  # (V,)
             token = (p.log() + noise(len(context) + len(path))).argmax().item()
-            accepted = path in proposed and token in proposed[path].children
             path = (*path, token)
-            ended = token in eos
-            if ended or not accepted:
-                break
-        yield proposed, list(path)
+        yield tree, list(path)
         context = [*context, *path]

@@ -22,7 +22,7 @@ WAITS = {  # operations whose result is a number for Python
     "aten.equal.default",
 }
 COPIES = {"aten._to_copy.default": 0, "aten.copy_.default": 1}  # which argument is copied
-waits = [0]
+waits: list[int] = []  # how many numbers the CPU waited for
 
 
 class Pretend(torch.Tensor):
@@ -42,7 +42,7 @@ class Pretend(torch.Tensor):
         return run(operation, arguments, options or {})
 
     def tolist(self) -> list:
-        waits[0] += 1
+        waits.append(self.numel())
         return self.raw.tolist()
 
 
@@ -64,12 +64,13 @@ def run(operation: Any, arguments: Any, options: dict[str, Any]) -> Any:
     asked = options.get("device")
     here = asked is None or torch.device(asked).type == NAME
     if name in WAITS:
-        waits[0] += 1
+        waits.append(1)
     if name in COPIES:
-        source_here = isinstance(arguments[COPIES[name]], Pretend)
+        source = arguments[COPIES[name]]
         target_here = isinstance(arguments[0], Pretend) if asked is None else here
         no_wait = target_here and (options.get("non_blocking") or arguments[2:] == (True,))
-        waits[0] += source_here != target_here and not no_wait
+        if isinstance(source, Pretend) != target_here and not no_wait:
+            waits.append(source.numel())
     else:
         on_cpu = [x for x in tensors if not isinstance(x, Pretend) and x.dim() > 0]
         if on_cpu and any(isinstance(x, Pretend) for x in tensors):
@@ -99,7 +100,8 @@ def empty(size, dtype=None, **_):
 
 
 def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    waits[0] += not isinstance(target, Pretend) or not non_blocking
+    if not isinstance(target, Pretend) or not non_blocking:
+        waits.append(source.numel())
     raw(target).copy_(raw(source))
     return target
 

@@ -7,6 +7,7 @@ import pytest
 from helpers import ByLastToken, drawn_options, nearly_equal, raises_line, random_tokens
 
 from s2d import generate, generate_many
+from s2d.decoder import Decoder
 from s2d.generation import decide
 from s2d.mcsd.decision import with_decision
 from s2d.model import Llama
@@ -100,3 +101,6 @@ def test_a_prompt_that_cannot_be_run_is_named_and_the_others_run(models):
     answers = generate_many(target, prompts, **options)
     assert next(answers).tokens == found[0].tokens
     raises_line(next, ValueError, "prompt 1: the prompt has 128 tokens", answers)
+    own = type("Own", (Decoder,), {"run_target": None})
+    answers = generate_many(target, prompts, decoder=own, **options)
+    raises_line(next, ValueError, "prompt 0: a decoder that makes its own pass", answers)

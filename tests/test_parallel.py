@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import ROOT, fork, random_llama, random_tokens
-from s2d.speed import tensor_parallel
 
 import run
 from s2d import load_model, start
 from s2d.checkpoint import save_model
 from s2d.checkpoint.config import read_folder
+from s2d.mcsd.roots import RootsDecoder
+from s2d.passes import tensor_parallel
 from s2d.passes.batch import decode_many
 
 SIZES = dict(head_dim=4, num_hidden_layers=3, max_position_embeddings=400)
@@ -25,7 +26,7 @@ CASES = [  # a prompt, and options
     (LONG, dict(method="ar")),
     (LONG, dict(method="s2d", exits=(0, 1, 2), temperature=1.0)),
     (SHORT, dict(method="s2d-tree") | REJECTION),
-    (SHORT, dict(method="mcsd", tree=(3, 2), init="target") | REJECTION),
+    (SHORT, dict(tree=(3, 2), decoder=RootsDecoder) | REJECTION),
 ]
 
 

@@ -34,7 +34,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__")
 """
 
 
-PROGRAMS = "run --target 7b", "s2d.cli.definition", "s2d.bench"
+PROGRAMS = "run --target 7b", "s2d.proof", "s2d.bench"
 
 
 @pytest.mark.parametrize("line", PROGRAMS)
