@@ -3,7 +3,7 @@
 Sorted fine-tuning, SoFT (Kavehzadeh et al. 2024, arXiv 2407.01955, section 4).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import empty_model, load_model, save_model
-from ..checkpoint.config import read_folder
+from ..checkpoint.config import ModelFolder, read_folder
+from ..checkpoint.files import taken
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
+from ..mcsd.decision import fingerprint
 from ..model import Llama
 from ..pair.names import find_target
 from ..soft import exit_states
@@ -41,7 +43,6 @@ def train_soft(run: Run, data: str = "mini", **options: Any) -> None:
     """
     recipe = replace(MINI if data == "mini" else PAPER, data=data, **options)
     exits = recipe.exits
-    run.refuse_existing()
     if recipe.batch % count_ranks():
         raise ValueError(f"--batch is no multiple of the {count_ranks()} processes")
     records = read_records(data, run.seed)
@@ -55,6 +56,13 @@ def train_soft(run: Run, data: str = "mini", **options: Any) -> None:
         raise ValueError(f"{folder.path} has a context of {most} tokens; give --length {most}")
     if recipe.align is not None and recipe.teacher is None:
         raise ValueError("--align is about the features of a --teacher; give both")
+    with taken(run.out):
+        train_draft(run, recipe, records, folder)
+
+
+def train_draft(run: Run, recipe: Recipe, records: Iterable, folder: ModelFolder) -> None:
+    data = recipe.data
+    exits = recipe.exits
     first = load_model(folder, run.device, "float32", quick=False, layers=exits[-1])
     model = Divided(first)
     if recipe.teacher is not None:
@@ -63,7 +71,8 @@ def train_soft(run: Run, data: str = "mini", **options: Any) -> None:
             raise ValueError(f"the teacher {recipe.teacher} has another vocabulary than the draft")
         if recipe.align and teacher.config.hidden_size != folder.config.hidden_size:
             raise ValueError(f"--align: the teacher {recipe.teacher} is not as wide as the draft")
-        recipe = replace(recipe, loss=Teacher(teacher, recipe.align).losses)
+        name = f"{recipe.teacher} ({fingerprint(teacher.model.norm.weight)})"
+        recipe = replace(recipe, teacher=name, loss=Teacher(teacher, recipe.align).losses)
     tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
     eos = folder.config.eos_token_ids
     ends = [tokenizer.special.get(each) or tokenizer.decode([each]) for each in eos]
