@@ -254,7 +254,7 @@ MISTAKES = """
 --weights 1,2 | --weights: expected one for each of 3 exits
 --align 2 | --align is about the features of a --teacher
 --exits 2,7 | base has 4 layers, not 7
---teacher TMP/other | has another vocabulary than the draft
+--teacher TMP/other | --teacher: it has another vocabulary than the draft
 --length 65 | context of 64 tokens; give --length 64
 --out TMP/base | base is there already
 --out TMP/held | held is being written by another program
@@ -335,6 +335,9 @@ NAMED = [{"role": role, "content": role} for role in ("system", "user", "assista
 GOOD = [record("a", "b", "c"), record("d", "é\u2028]}"), {"messages": NAMED}]
 GOOD.append(record("system", "user", "assistant", speakers=("system", "human", "gpt")))
 GOOD.append(record("user", "assistant") | {"system": "system"})
+GOOD += [record("", "e", speakers=("human", "gpt")), record("f", "g") | {"tools": "[]"}]
+LOST = [dict(role="assistant", content="l", **{name: False}) for name in ("loss", "train")]
+GOOD += [{"messages": [NAMED[1], lost, *NAMED[1:]]} for lost in LOST]
 NONE = [record("x", None), "not a record", {"messages": []}, record("no answer")]
 NONE += [record("half a character", "\ud800"), record("x", "y") | {"tools": ["z"]}]
 TURNS = ["gpt human", "human gpt gpt", "system gpt", "human bing"]
@@ -343,7 +346,18 @@ NONE += [record("x", "y", "z", speakers=speakers.split()) for speakers in TURNS]
 
 def test_records_are_learnt_or_counted(tokenizer, tmp_path, capsys):
     """As one list or one in each line; also if a reader stops."""
-    expected = [["a", "b"], ["d", "é\u2028]}"], NAMED, NAMED, NAMED]
+    lost = [NAMED[1], LOST[0] | {"weight": 0}, *NAMED[1:]]
+    expected = [
+        ["a", "b"],
+        ["d", "é\u2028]}"],
+        NAMED,
+        NAMED,
+        NAMED,
+        ["", "e"],
+        ["f", "g"],
+        lost,
+        lost,
+    ]
     expected = sorted(list(data.as_rounds(tokenizer, each)) for each in expected)
     lines = [json.dumps(each, ensure_ascii="ud800" in repr(each)) for each in GOOD + NONE]
     file = tmp_path / "d.json"
@@ -360,6 +374,20 @@ def test_records_are_learnt_or_counted(tokenizer, tmp_path, capsys):
         whole.close()
         [_, second, *_] = [number for number, each in enumerate(records) if each in GOOD]
         assert f" {second - 1} records are passed over" in capsys.readouterr().err
+
+
+def test_each_turn_is_encoded_once(tokenizer, monkeypatch):
+    """So the time grows with the turns. Not where a token goes on after an answer's end."""
+    encode, sizes, sums = tokenizer.encode_rendered, [], []
+    monkeypatch.setattr(
+        tokenizer, "encode_rendered", lambda text: sizes.append(len(text)) or encode(text)
+    )
+    for turns in (10, 40):
+        assert len(data.as_rounds(tokenizer, ["And why?", "Because it is so."] * turns)) == turns
+        sums.append(sum(sizes))
+    assert sums[1] < 6 * sums[0]
+    with pytest.warns(UserWarning, match="each turn is encoded with all before it"):
+        data.as_rounds(tokenizer, ["Why?", "Because.\n\n"] * 3, ["."])
 
 
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, tokenizer):

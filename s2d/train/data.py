@@ -133,9 +133,9 @@ def as_rounds(
     """(ids of the prompt, ids of the answer up to its end) of each answer that is learnt.
 
     The answer ends with the first of ``ends``, by default the tokenizer's EOS. The prompt is what
-    follows the round before it. If the chat format writes earlier turns otherwise after later ones,
-    it is the whole prompt. An answer of weight 0 is a part of the next prompt. ``options`` are the
-    chat template's. Raises ValueError if no answer can be learnt, or one of them cannot.
+    follows the round before it, or the whole prompt if that round is encoded otherwise in it. An
+    answer of weight 0 is a part of the next prompt. ``options`` are the chat template's. Raises
+    ValueError if there is no answer, or one that follows no question or not right after its prompt.
     """
     dialogue = as_dialogue(messages)
     chat = tokenizer.chat_format
@@ -158,8 +158,13 @@ def as_rounds(
     if whole[: len(joined)] == joined:
         return rounds
     words = "the chat format writes earlier turns otherwise after later ones"
-    warn(f"{words}, so each answer is learnt with its whole prompt, which takes long", stacklevel=2)
-    return [encode(dialogue[: turn + 1]) for turn in turns]
+    warn(f"{words}: each turn is encoded with all before it, which takes long", stacklevel=2)
+    rounds, done = [], []
+    for turn in turns:
+        prompt, answer = encode(dialogue[: turn + 1])
+        rounds.append((prompt[len(done) :] if prompt[: len(done)] == done else prompt, answer))
+        done = prompt + answer
+    return rounds
 
 
 def encode_round(

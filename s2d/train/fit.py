@@ -25,8 +25,6 @@ from ..speed.tensor_parallel import from_rank_0
 from .fsdp import Divided, count_ranks, load_checkpoint, save_checkpoint
 
 CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
-# Signs of a lambda, and of objects whose text does not tell them from others.
-UNNAMED = "<lambda>", " at 0x", "\n"
 Rows = tuple[Tensor, Tensor]  # tokens and labels, (R, T) each
 
 
@@ -110,7 +108,7 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     settings["content of the data"] = zlib.crc32(labels.numpy(), zlib.crc32(tokens.numpy()))
     for name in ("loss", "schedule", "make_optimizer"):
         settings[name] = describe(settings[name])
-        if any(sign in settings[name] for sign in UNNAMED):
+        if any(sign in settings[name] for sign in ("<lambda>", " at 0x", "\n")):
             tell(f"the {name} has no name of its own: a later run cannot continue this training")
             settings[name] += f" of {time.time()}"
     log: list[dict] = []
