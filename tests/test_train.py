@@ -248,7 +248,7 @@ MISTAKES = """
 --data TMP/bad.json | bad.json cannot be read: Expecting ',' delimiter in line 3; expected one list
 --data TMP/lists.jsonl | lists.jsonl cannot be read: Extra data in line 2; expected one list, or an
 --data TMP/none.json | no dialogue that can be learnt: the role 'GPT' is none of
---data TMP/few.json | 0 rows of 48 tokens, and a batch has 4; give more text, or a smaller --length
+--data TMP/few.json | 0 rows of 48 tokens, and a batch has 4; give more text, or a smaller
 --epochs 1000000000000 | argument --epochs: expected a number from 1 to
 --millions 1e303 | argument --millions: expected a number from 1e-09
 --weights 1,2 | --weights: expected one for each of 3 exits
@@ -288,22 +288,29 @@ def test_rows_are_dialogues_end_to_end():
     assert tokens.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert labels.tolist() == [[-100, 3, 4], [-100, 6, 7]]
     assert len(data.make_rows([rounds], batch=1, length=3, millions=1e-9)[0]) == 1
-    for length, fits in ((3, "--batch 2"), (12, "a smaller --length")):
-        few = partial(data.make_rows, [rounds], 3)
-        raises_line(few, ValueError, f"a batch has 3; give more text, or {fits}$", length)
+    few = "there are 2 rows of 3 tokens, and a batch has 3; give more text, or a smaller --batch or"
+    raises_line(data.make_rows, ValueError, few, [rounds], batch=3, length=3)
 
 
 def test_a_label_ends_where_an_answer_does(tiny, tmp_path, monkeypatch, capsys):
-    """At an EOS of the model, also where the tokenizer's is another. Without one, that is said."""
+    """At an EOS of the model, also where the tokenizer's is another. Without one, that is said.
+
+    A teacher has another name if its folder has other weights.
+    """
     [stop] = Tokenizer(tiny).encode(".", with_bos=False)[-1:]
     learnt = []
-    monkeypatch.setattr(nested, "fit", lambda model, rows, *_: learnt.append(rows) or [])
+    monkeypatch.setattr(nested, "fit", lambda _, *given: learnt.append(given) or [])
     for eos, name in ((stop, "a"), (1023, "b")):
         change_json(tiny / "config.json", eos_token_id=eos)
-        line = f"{SOFT} --millions 0.003 --out TMP/{name}".replace("TMP", str(tmp_path))
+        save_model(random_llama(eos, vocab_size=1024), tmp_path / name / "teacher")
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to(tmp_path / name / "teacher")
+        some = f"--millions 0.003 --teacher TMP/link --out TMP/{name}/draft"
+        line = f"{SOFT} {some}".replace("TMP", str(tmp_path))
         assert program(train.main, *line.split()) == 0
     assert capsys.readouterr().err.count("no answer ends with an EOS") == 1
-    labels = learnt[0][1]
+    assert learnt[0][1].teacher != learnt[1][1].teacher
+    labels = learnt[0][0][1]
     after = labels[:, 1:][labels[:, :-1] == stop]
     assert len(after) > 20 and (after == -100).all()
 
@@ -347,17 +354,7 @@ NONE += [record("x", "y", "z", speakers=speakers.split()) for speakers in TURNS]
 def test_records_are_learnt_or_counted(tokenizer, tmp_path, capsys):
     """As one list or one in each line; also if a reader stops."""
     lost = [NAMED[1], LOST[0] | {"weight": 0}, *NAMED[1:]]
-    expected = [
-        ["a", "b"],
-        ["d", "é\u2028]}"],
-        NAMED,
-        NAMED,
-        NAMED,
-        ["", "e"],
-        ["f", "g"],
-        lost,
-        lost,
-    ]
+    expected = [["a", "b"], ["d", "é\u2028]}"], ["", "e"], ["f", "g"], lost, lost, *[NAMED] * 3]
     expected = sorted(list(data.as_rounds(tokenizer, each)) for each in expected)
     lines = [json.dumps(each, ensure_ascii="ud800" in repr(each)) for each in GOOD + NONE]
     file = tmp_path / "d.json"
@@ -379,9 +376,8 @@ def test_records_are_learnt_or_counted(tokenizer, tmp_path, capsys):
 def test_each_turn_is_encoded_once(tokenizer, monkeypatch):
     """So the time grows with the turns. Not where a token goes on after an answer's end."""
     encode, sizes, sums = tokenizer.encode_rendered, [], []
-    monkeypatch.setattr(
-        tokenizer, "encode_rendered", lambda text: sizes.append(len(text)) or encode(text)
-    )
+    counted = lambda text: sizes.append(len(text)) or encode(text)  # noqa: E731
+    monkeypatch.setattr(tokenizer, "encode_rendered", counted)
     for turns in (10, 40):
         assert len(data.as_rounds(tokenizer, ["And why?", "Because it is so."] * turns)) == turns
         sums.append(sum(sizes))

@@ -220,9 +220,8 @@ def make_rows(
         if count is not None and len(rows) >= count:
             break
     if len(rows) < batch:
-        fits = f"--batch {len(rows)}" if rows else "a smaller --length"
-        there = f"there are {len(rows)} rows of {length} tokens"
-        raise ValueError(f"{there}, and a batch has {batch}; give more text, or {fits}")
+        there = f"there are {len(rows)} rows of {length} tokens, and a batch has {batch}"
+        raise ValueError(f"{there}; give more text, or a smaller --batch or --length")
     tokens, labels = torch.stack(rows[:count], dim=1)  # (R, T) each
     return tokens, labels
 

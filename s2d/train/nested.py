@@ -57,8 +57,7 @@ def train_soft(run: Run, data: str = "mini", **options: Any) -> None:
     if recipe.align is not None and recipe.teacher is None:
         raise ValueError("--align is about the features of a --teacher; give both")
     with taken(run.out):
-        first = load_model(folder, run.device, "float32", quick=False, layers=exits[-1])
-        model = Divided(first)
+        model = Divided(load_model(folder, run.device, "float32", quick=False, layers=exits[-1]))
         if recipe.teacher is not None:
             teacher = load_model(find_target(recipe.teacher), run.device, quick=False)
             if teacher.config.vocab_size != folder.config.vocab_size:
