@@ -53,8 +53,7 @@ def parse(arguments: list[str] | None) -> Any:
         return program.add_argument
 
     defaults = f"What is not given: of mini, {MINI}; of a file, {PAPER}."
-    words = "a sorted draft from the first layers of a Llama"
-    add = add_program("soft", train_soft, words, defaults)
+    add = add_program("soft", train_soft, "a sorted draft of a Llama's first layers", defaults)
     add("--init", required=True, help="the Llama to cut from: a folder or a name")
     add("--exits", type=comma_separated(int), required=True, help="layers it predicts after")
     add("--data", default="mini", help="a file of dialogues, or mini (the corpus)")
