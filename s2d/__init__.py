@@ -5,20 +5,22 @@ from importlib import import_module
 __version__ = "0.1.0"
 # {a public name: the module that has it}
 PUBLIC = {
+    "Decoder": "decoder",
     "Draws": "sampling",
     "Exit": "draft",
     "FixedShape": "tree",
     "GrowingShape": "tree",
     "LayerExit": "draft",
     "Prediction": "rules",
-    "Proposal": "tree",
+    "Proposal": "rules",
     "Rule": "rules",
     "Shape": "tree",
+    "SortedDraft": "draft",
     "StopStrings": "checkpoint.tokenizer",
     "Tokenizer": "checkpoint.tokenizer",
     "load_pair": "pair.loading",
     "generate": "generation",
-    "generate_many": "speed.batch",
+    "generate_many": "passes.batch",
     "load_model": "checkpoint",
     "start": "generation",
 }

@@ -5,33 +5,26 @@ segments, and each segment ends at an exit, where the draft may predict.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
 
-from .cache import enlarge, move_up
-from .devices import to_device
-from .mask import MAX_UNREAD, ROOT_ALONE, positions_and_mask
-from .model import Llama
+from .mask import passes
+from .model import Llama, move_up, with_room
 from .options import Options
 from .rules import Prediction, Rule
-from .sampling import warp
+from .sampling import NOT_FINITE, warp
 from .stats import Step
-from .tree import Shape, Tree
+from .tree import Node, Tree
 
 
 class Exit(Protocol):
-    """A place where the draft may predict, for one answer: ``LayerExit``, or one of your own.
-
-    If an exit has a method ``end()``, it is called when the answer has ended.
-    """
+    """A place where the draft may predict, for one answer: ``LayerExit``, or one of your own."""
 
     exit_layer: int  # the number of layers before it: the exit's name in statistics
     max_positions: float  # the length of the longest text that it can read
 
-    def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
+    def predict(self, tree: Tree, nodes: list[Node]) -> Prediction:
         """What follows each of R ``nodes`` of the last level of ``tree``."""
 
     def keep(self, step: Step) -> None:
@@ -47,14 +40,13 @@ class LayerExit:
 
     The entries of a cache are the context first, then the expanded nodes after the root. What an
     exit has read is always a prefix of what the previous exit has read. An example is the picture
-    in tree.py, after a context of 6 tokens:
+    in tree.py, after a context of 6 tokens, of which the root a is the last:
 
         entry   0 1 2 3 4 5   6       7       8       9
-        holds   the context   node 1  node 2  node 3  node 5
+        holds   the context   node b  node c  node d  node f
 
-    Exit 2 has read all ten entries, and exit 3 the first 8. Now the target accepts the nodes 1 and
-    3. Exit 2 keeps their entries, 6 and 8. Exit 3 keeps entry 6, and reads node 3 later, as
-    context.
+    Exit 2 has read all ten entries, and exit 3 the first 8. Now the target accepts the nodes b and
+    d. Exit 2 keeps their entries, 6 and 8. Exit 3 keeps entry 6, and reads d later, as context.
     """
 
     def __init__(self, model: Llama, previous: "LayerExit | None", exit_layer: int) -> None:
@@ -67,7 +59,7 @@ class LayerExit:
         size = (1, 0, model.config.hidden_size)
         self.hidden = torch.empty(size, device=model.device, dtype=model.dtype)  # by entry
 
-    def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
+    def predict(self, tree: Tree, nodes: list[Node]) -> Prediction:
         """Read what is missing of the context and of the expanded nodes, and ``nodes`` last."""
         self.read(tree, nodes)
         end = self.cache.length
@@ -75,49 +67,33 @@ class LayerExit:
         logits = self.model.logits(hidden)  # (R, V)
         # At temperature 1, so that thresholds mean the same at any temperature. If the exit is sure
         # about one node, that is enough for all. So it is in the authors' code.
-        confidence = warp(logits, temperature=1.0).max().item()
-        return Prediction(logits, confidence, hidden)
+        return Prediction(logits, warp(logits, temperature=1.0).max(), hidden)
 
-    def read(self, tree: Tree, nodes: Sequence[int]) -> None:
+    def read(self, tree: Tree, nodes: list[Node]) -> None:
         """Run the segment on all that it has not read, up to ``nodes``; the previous one before."""
         expanded = [*tree.expanded, *nodes]  # in the order of their entries: the root is the first
-        tokens = [*tree.context, *(tree.tokens[node] for node in expanded[1:])]
-        if self.cache.length == len(tokens):
+        read = self.cache.length
+        if read == len(tree.context) - 1 + len(expanded):
             return  # a later exit asks for what this one has just read
         if self.previous is not None:
             self.previous.read(tree, nodes)
-        n = len(tree.context)
-        # An exit that lags needs a mask, with a row for each token: it reads a long part in pieces.
-        for end in range(self.cache.length + MAX_UNREAD, n, MAX_UNREAD):
-            self.run(tokens[:end], end, ROOT_ALONE)
-        self.run(tokens, n, tree.ancestors[np.ix_(expanded, expanded)])
-
-    def run(self, tokens: Sequence[int], context_length: int, ancestors: np.ndarray) -> None:
-        """Run the segment on those of the ``tokens`` that it has not read.
-
-        The ``tokens`` are those of the context, then those of M expanded nodes. ``ancestors`` (M+1,
-        M+1) is about the root, which is the context's last token, and these nodes.
-        """
-        start = self.cache.length
-        end = len(tokens)
-        if self.previous is None:
-            hidden = self.model.embed(to_device([tokens[start:]], self.model.device))
-        else:
-            hidden = self.previous.hidden[:, start:end]
-        positions, mask = positions_and_mask(
-            start, context_length, ancestors, self.model.device, self.model.dtype
-        )
-        hidden = self.model.run_layers(
-            hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
-        )
-        if end > self.hidden.shape[1]:
-            self.hidden = enlarge(self.hidden, end, start)
-        self.hidden[:, start:end] = hidden
+        for tokens, positions, mask in passes(tree.context, expanded, read, like=self.hidden):
+            start = self.cache.length
+            end = start + tokens.shape[1]
+            if self.previous is None:
+                hidden = self.model.embed(tokens)
+            else:
+                hidden = self.previous.hidden[:, start:end]
+            hidden = self.model.run_layers(
+                hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
+            )
+            self.hidden = with_room(self.hidden, end, start)
+            self.hidden[:, start:end] = hidden
 
     def keep(self, step: Step) -> None:
         """Keep what was read of the accepted path. The rest is read later, as context."""
         n = len(step.tree.context)
-        # The root's entry is n - 1, and the other expanded nodes follow it.
+        # In the example: n is 6, and places are 1 and 3, of b and d. The root's entry is n - 1.
         places = [place for place, node in enumerate(step.tree.expanded) if node in step.accepted]
         entries = [n - 1 + place for place in places if n - 1 + place < self.cache.length]
         self.cache.keep(n, entries)
@@ -125,42 +101,56 @@ class LayerExit:
 
 
 class SortedDraft:
-    """A draft of sorted ``exits``, the cheapest first; ``eos_token_ids`` are the target's."""
+    """A draft of sorted ``exits``, the cheapest first; ``eos`` are the target's ids."""
 
-    def __init__(
-        self, exits: list[Exit], shape: Shape, options: Options, eos_token_ids: Sequence[int]
-    ) -> None:
+    def __init__(self, exits: list[Exit], options: Options, eos: tuple[int, ...]) -> None:
         self.exits = exits
         self.thresholds = options.thresholds
-        self.shape = shape
         self.stop = options.stop
-        self.eos_token_ids = eos_token_ids
+        self.eos = eos
         self.max_positions = min((each.max_positions for each in exits), default=math.inf)
 
-    def grow(self, tree: Tree, depth: int, rule: Rule) -> Tree:
-        """Add levels to ``tree`` down to ``depth``; returns what the shape sends of it."""
+    def grow(self, tree: Tree, depth: int, rule: Rule) -> None:
+        """Add levels to ``tree`` down to ``depth``, and leave out what its shape does not send."""
         while tree.depth < depth:
-            leaves = tree.leaves(self.stop, self.eos_token_ids)
-            nodes = self.shape.frontier(tree, leaves)
+            nodes = tree.shape.frontier(tree.leaves(self.stop, self.eos))
             if not nodes:
                 break
-            exit_, prediction = self.choose_exit(tree, nodes)
-            if prediction.confidence == 0:
+            children, confidence = self.choose_exit(tree, nodes, rule)
+            if confidence == 0:
                 break  # exit 0 has found nothing
-            widths = [self.shape.width(tree, node) for node in nodes]
-            proposal = rule.propose(tree, nodes, prediction, widths)
-            tree = tree.add_level(nodes, proposal, exit_.exit_layer)
-        return tree.prune(self.shape.sent(tree)) if self.shape.prunes else tree
+            tree.add_level(nodes, children)
+        tree.nodes = tree.shape.sent(tree.nodes)
 
-    def choose_exit(self, tree: Tree, nodes: Sequence[int]) -> tuple[Exit, Prediction]:
-        """The first exit that is confident enough, or the last one.
+    def choose_exit(self, tree: Tree, nodes: list[Node], rule: Rule) -> tuple[list[Node], float]:
+        """Children of ``nodes`` by the first exit that is confident enough, or by the last one.
 
-        An exit is chosen before its tokens are drawn (see ``rules.Rejection``). All exits that are
-        asked are asked about the same ``nodes``.
+        Only the confidence says which exit: to look at the tokens that were drawn at an exit, and
+        then to ask the next one, would change their law (see ``rules.Rejection``).
         """
         *earlier, last = self.exits
         for exit_, threshold in zip(earlier, self.thresholds):
-            prediction = exit_.predict(tree, nodes)
-            if prediction.confidence > threshold:
-                return exit_, prediction  # the layers after this exit are not run
-        return last, last.predict(tree, nodes)
+            children, confidence = self.ask(exit_, tree, nodes, rule)
+            if confidence > threshold:
+                return children, confidence  # the layers after this exit are not run
+        return self.ask(last, tree, nodes, rule)
+
+    def ask(
+        self, exit_: Exit, tree: Tree, nodes: list[Node], rule: Rule
+    ) -> tuple[list[Node], float]:
+        """Children of R ``nodes`` by an exit, and how confident the exit is."""
+        prediction = exit_.predict(tree, nodes)
+        widths = [tree.shape.width(node) for node in nodes]
+        tokens, estimates, q = rule.propose(tree, nodes, prediction, max(widths))  # (R, C)
+        # One tensor, so that a GPU is waited for once. Numbers up to 2^24 are exact in float32.
+        confidence = torch.zeros_like(estimates) + prediction.confidence
+        numbers = torch.stack((tokens.to(estimates.dtype), estimates, confidence)).tolist()
+        children = []
+        for row, (node, width) in enumerate(zip(nodes, widths)):
+            for token, estimate in list(zip(numbers[0][row], numbers[1][row]))[:width]:
+                if math.isnan(estimate):
+                    raise ValueError(NOT_FINITE)
+                if estimate > 0:
+                    drawn_from = None if q is None else q[row]
+                    children.append(node.child(int(token), estimate, exit_.exit_layer, drawn_from))
+        return children, numbers[2][0][0]

@@ -1,22 +1,21 @@
 """``generate`` and ``start``: from options to a Decoder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any
 
 import torch
 
-from .checked import CheckedExit, CheckedRule, CheckedShape
 from .decoder import Decoder
 from .draft import Exit, LayerExit, SortedDraft
 from .model import Llama
-from .options import Options, decide, expect, short
+from .options import Options, expect, fill_in, short
 from .rules import Greedy, Rejection, Rule, SharedNoise
-from .sampling import Draws
+from .sampling import Distribution, Draws
 from .stats import Generation
-from .tree import FixedShape, GrowingShape
 
 Ids = Sequence[int] | torch.Tensor  # of a prompt: a list, tensor or array of shape (T,) or (1, T)
+RULES = {"noise": SharedNoise, "rejection": Rejection}
 
 
 def generate(target: Llama, tokens: Ids, draft: Llama | None = None, **options: Any) -> Generation:
@@ -42,32 +41,54 @@ def start(target: Llama, tokens: Ids, draft: Llama | None = None, **options: Any
     return make_decoder(target, tokens, draft, decide(draft, **options))
 
 
-def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, options: Options) -> Decoder:
-    """The Decoder of one answer: its exits and its rule are made for it alone.
+def decide(draft: Any, exits: Any = None, **given: Any) -> Options:
+    """The settings for a ``draft``: a ``Llama``, its folder, or None for exit 0 alone.
 
-    What is not ours is wrapped here (checked.py), so that the loop need not check it.
+    What is ``given`` is filled in by the draft's defaults (``options.fill_in``).
     """
+    layers = 0 if draft is None else draft.config.num_hidden_layers
+    own = {"exits": (0,)} if draft is None else {"exits": (layers,)} | draft.drafting
+    try:
+        own["exits"] = with_exit_0(own["exits"])
+        exits = None if exits is None else with_exit_0(exits)
+        first, *others = exits or own["exits"]
+        if not others:
+            own |= getattr(first, "drafting", {})
+        options = fill_in(own, exits=exits, **given)
+    except (AttributeError, RuntimeError, TypeError) as error:  # such as a name that there is not
+        raise ValueError(f"options: {error}") from error
+    deepest = max([each for each in options.exits if isinstance(each, int)], default=0)
+    if deepest > layers:
+        words = f"the draft has {layers} layers" if layers else "there is no draft model"
+        raise ValueError(f"exit {deepest}: {words}")
+    return options
+
+
+def with_exit_0(exits: Sequence[Any]) -> tuple[Any, ...]:
+    """The ``exits`` with the class of exit 0 in the place of its number."""
+    if 0 not in exits:
+        return tuple(exits)
+    from .ngram.table import TableExit  # its room is asked only if it is used
+
+    return tuple(TableExit if each == 0 else each for each in exits)
+
+
+def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, options: Options) -> Decoder:
+    """The Decoder of one answer: its exits and its rule are made for it alone."""
     context = as_ids(tokens, target.config.vocab_size)
-    size = target.config.max_position_embeddings
-    if not 0 < len(context) < size:
-        raise ValueError(f"the prompt has {len(context)} tokens; expected 1 to {size - 1}")
+    most = target.config.max_position_embeddings - 1
+    if not 0 < len(context) <= most:
+        raise ValueError(f"the prompt has {len(context)} tokens; expected 1 to {most}")
     exits = make_exits(target, draft, options)
-    shape = options.shape
-    if type(shape) not in (FixedShape, GrowingShape):
-        shape = CheckedShape(shape)
-    drafter = SortedDraft(exits, shape, options, target.config.eos_token_ids)
-    kind = Decoder
-    if options.init == "target":
-        from .mcsd.roots import RootsDecoder  # improved MCSD
-
-        kind = RootsDecoder
-    rule = make_rule(options, Draws(options.seed))
-    decoder = kind(target, drafter, rule, context, options)
-    if options.decision is not None:
-        from .mcsd.decision import DecisionRule  # improved MCSD
-
-        decoder.rule = DecisionRule(decoder.rule, options.decision)
-    return decoder
+    # Without a draft there is nothing to reject: the text is always the one that the noise gives.
+    rule = options.rule if options.exits or callable(options.rule) else "noise"
+    return (options.decoder or Decoder)(
+        target=target,
+        drafter=(options.drafter or SortedDraft)(exits, options, target.config.eos_token_ids),
+        rule=make_rule(rule, options.distribution, Draws(options.seed)),
+        context=context,
+        options=options,
+    )
 
 
 def as_ids(tokens: Ids, vocab_size: int) -> list[int]:
@@ -86,41 +107,25 @@ def as_ids(tokens: Ids, vocab_size: int) -> list[int]:
 
 def make_exits(target: Llama, draft: Llama | None, options: Options) -> list[Exit]:
     """The exits of an answer. Each exit with layers goes on from the one before it."""
-    vocab_size = target.config.vocab_size
-    if draft is not None and draft.config.vocab_size != vocab_size:
-        sizes = f"{draft.config.vocab_size} and {vocab_size} tokens"
-        raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
+    sizes = target.config.vocab_size, (draft or target).config.vocab_size
+    if sizes[0] != sizes[1]:
+        words = f"{sizes[1]} and {sizes[0]} tokens"
+        raise ValueError(f"draft and target must share a vocabulary, not have {words}")
     exits: list[Exit] = []
     previous = None
     for each in options.exits:
-        if each == 0:
-            from .ngram.table import TableExit  # exit 0
-
-            if options.datastore is not None:
-                from .ngram.datastore import check_datastore
-
-                check_datastore(options.datastore, vocab_size)
-            exits.append(TableExit(vocab_size, target.device, target.dtype, options.datastore))
-        elif isinstance(each, int):
-            previous = LayerExit(draft, previous, each)
-            exits.append(previous)
-        else:
-            made = each(target, draft)
-            if isinstance(made, LayerExit):
-                previous = made
-            exits.append(CheckedExit(made, vocab_size))
+        exit_ = each(target, draft) if callable(each) else LayerExit(draft, previous, each)
+        if isinstance(exit_, LayerExit):
+            previous = exit_
+        exits.append(exit_)
     numbers = [each.exit_layer for each in exits]
     expect(len(set(numbers)) == len(numbers), "each exit has a number of its own", numbers)
     return exits
 
 
-def make_rule(options: Options, draws: Draws) -> Rule:
-    """The rule of an answer."""
-    if not isinstance(options.rule, str):
-        return CheckedRule(options.rule(options.distribution, draws), options.shape.prunes)
-    if options.temperature == 0:
-        return Greedy(options.distribution, draws)
-    # Without a draft there is nothing to reject: the text is always the one that the noise gives.
-    if options.rule == "rejection" and options.exits:
-        return Rejection(options.distribution, draws, chosen=options.shape.prunes)
-    return SharedNoise(options.distribution, draws)
+def make_rule(rule: str | Callable[..., Rule], distribution: Distribution, draws: Draws) -> Rule:
+    """A rule by its name, or by the function that makes it."""
+    kind = RULES.get(rule, rule) if isinstance(rule, str) else rule
+    if distribution.temperature == 0 and kind in RULES.values():
+        kind = Greedy
+    return kind(distribution, draws)

@@ -1,78 +1,77 @@
-"""The mask: which tokens a token attends to when a model reads a tree."""
+"""What a model has not read of a text and its tree: tokens, positions, and what they attend to."""
 
-import numpy as np
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from .devices import to_device
+from .tree import Node
 
-# How many tokens of the context one pass with a mask may read: the mask has a row for each.
-MAX_UNREAD = 256
-ROOT_ALONE = np.ones((1, 1), dtype=bool)  # the ancestor matrix of a tree without drafted nodes
-ROOT_ALONE.flags.writeable = False
+MAX_PROMPT = 256  # more tokens are read before the tree: the mask of both would be large
 
 
-def add_nodes(ancestors: np.ndarray, parents: list[int]) -> np.ndarray:
-    """The ancestor matrix of a tree that gets one more node below each of ``parents``.
+class Inputs(NamedTuple):
+    """What a model reads in a pass."""
 
-    Row i says which nodes node i attends to: its ancestors and itself. The matrix grows with the
-    tree, level by level. The mask of every pass is made of a slice of it ("dynamic sliced mask",
-    arXiv 2409.10644).
+    tokens: Tensor  # (1, T)
+    positions: Tensor  # (T,) in float32
+    mask: Tensor | None  # (T, S+T), 0 where a row attends to a column, -inf elsewhere; None: causal
 
-        0 ─┬─ 1 ─┬─ 3 ─── 6        node  parent   attends to
-           │     └─ 4                0     -1     0 . . . . . . .
-           └─ 2 ─── 5 ─── 7          1      0     0 1 . . . . . .
-                                     2      0     0 . 2 . . . . .
-                                     3      1     0 1 . 3 . . . .
-                                     4      1     0 1 . . 4 . . .
-                                     5      2     0 . 2 . . 5 . .
-                                     6      3     0 1 . 3 . . 6 .
-                                     7      5     0 . 2 . . 5 . 7
+
+def passes(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -> list[Inputs]:
+    """The inputs of the passes over what is not read: a long prompt has a pass of its own.
+
+    So has each piece of a long text that a segment of the draft has missed after its first pass.
     """
-    old = len(ancestors)
-    size = old + len(parents)
-    larger = np.zeros((size, size), dtype=bool)
-    larger[:old, :old] = ancestors
-    larger[old:, :old] = ancestors[parents]  # a node attends to whatever its parent attends to,
-    larger[old:, old:] = np.eye(len(parents), dtype=bool)  # and to itself
-    larger.flags.writeable = False
-    return larger
+    found = []
+    while len(context) - read > MAX_PROMPT:
+        end = len(context) - 1 if read == 0 else read + MAX_PROMPT
+        found.append(inputs(context[:end], [Node(context[end - 1])], read, like))
+        read = end
+    return [*found, inputs(context, nodes, read, like)]
 
 
-def positions_and_mask(
-    read: int, context_length: int, ancestors: np.ndarray, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
-    """What a model needs to read the rest of a context and some nodes of a tree after it.
+def inputs(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -> Inputs:
+    """The inputs of the pass over what is not read.
 
     Args:
-        read: how many entries the model's cache holds. It holds the context first, then nodes.
-        context_length: the number of tokens in the context. The last of them is node 0.
-        ancestors: the ancestor matrix (N+1, N+1) of node 0 and of N nodes after it, read or not.
-        device, dtype: of the model.
+        context: ids. The last one is the root, which is nodes[0].
+        nodes: of a tree, parents first. In the model's cache they follow the context.
+        read: how many entries the cache has: a part of the context, or all of it and some nodes.
+        like: a tensor with the model's device and dtype.
 
-    Returns the positions (T,) and the mask (T, read+T) of the T = context_length + N - read entries
-    that are not read yet. The mask is None where PyTorch's own causal attention is right. In this
-    example the context is a b c d e, so e is node 0. The nodes 1, 2 and 3 of the tree above follow,
-    and the model has read a b c d.
+    An example: the context ends with the nodes' root a, after w x y z; of the tree in tree.py, the
+    nodes a, b, c and d are given; the model has read w x y z.
 
-                a b c d   e 1 2 3
-          e     x x x x   x . . .      position 4
-          1     x x x x   x x . .               5
-          2     x x x x   x . x .               5
-          3     x x x x   x x . x               6
+                w x y z   a b c d
+          a     x x x x   x . . .      position 4
+          b     x x x x   x x . .               5
+          c     x x x x   x . x .               5
+          d     x x x x   x x . x               6
 
-    If node 1 has been read as well, the rows of e and 1 are missing.
+    If node b has been read as well, the rows of a and b are missing.
     """
-    root = context_length - 1  # the entry of node 0
-    T = root + len(ancestors) - read
-    is_chain = ancestors[-1].all()  # the last node of a chain attends to all the others
-    if is_chain and (read == 0 or T == 1):
-        return to_device(np.arange(read, read + T, dtype=np.float32), device), None
-    lag = max(0, root - read)  # so many tokens of the context before the root are read now
-    visible = np.tri(T, read + T, k=read, dtype=bool)  # row i, entry read + i, sees all before
-    # But of the nodes, a node sees only its ancestors. Nodes that have been read have no row.
-    visible[lag:, root:] = ancestors[-(T - lag) :]
-    positions = visible.sum(axis=1, dtype=np.float32) - 1  # at position i, i + 1 are visible
-    mask = torch.zeros(visible.shape, dtype=dtype, device=device)
-    mask.masked_fill_(to_device(~visible, device), -torch.inf)
-    return to_device(positions, device), mask
+    root = len(context) - 1  # the entry of nodes[0]
+    unread = nodes[max(0, read - root) :]
+    tokens = [*context[read:root], *(node.token for node in unread)]
+    positions = [*range(read, root), *(root + node.depth for node in unread)]
+    mask = None
+    if nodes[-1].depth < len(nodes) - 1:  # no chain: some nodes are not on the last one's path
+        T = len(tokens)
+        first = T - len(unread)  # the row of unread[0]
+        column = {node: root + number for number, node in enumerate(nodes)}
+        pairs = [(first + i, column[each]) for i, node in enumerate(unread) for each in node.path]
+        rows, columns = torch.tensor(pairs).T
+        hidden = torch.ones((T, read + T), dtype=torch.bool).triu(read + 1)  # what comes later
+        hidden[first:, root:] = True  # of the nodes, a node sees only those on its path
+        hidden[rows, columns] = False
+        mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+        mask.masked_fill_(to_device(hidden, like.device), -torch.inf)
+    device = like.device
+    return Inputs(
+        tokens=to_device([tokens], device),
+        positions=to_device(positions, device, torch.float32),
+        mask=mask,
+    )

@@ -15,12 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cache import KVCache, LayerCache, NoCache
 from .devices import to_device
 
-NO_CACHE = NoCache()
 Rope = tuple[Tensor, Tensor]  # cos and sin (T, D) of the rotary embedding
-Cache = LayerCache | NoCache  # what a layer is handed: its keys and values, if they are kept
 
 
 @dataclass(frozen=True)
@@ -55,14 +52,14 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, eps=self.eps) * self.weight
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 def rope_frequencies(config: LlamaConfig) -> Tensor:
     """The rotary embedding's radians per position (D,), in float32 on the CPU.
 
     From Su et al. 2021, arXiv 2104.09864, section 3.4; but as in Hugging Face's checkpoints,
-    dimension i rotates together with i + D/2.
+    dimension i rotates together with i + D/2. The first half is negative: see ``rotate``.
     """
     D = config.head_dim
     exponents = torch.arange(0, D, 2, dtype=torch.float32, device="cpu") / D
@@ -75,13 +72,94 @@ def rope_frequencies(config: LlamaConfig) -> Tensor:
         turns = context / (2 * math.pi / frequencies)
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
         scaled = (1.0 - kept) * frequencies / config.rope_factor + kept * frequencies
-    return torch.cat((scaled, scaled))
+    return torch.cat((-scaled, scaled))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to x (B, H, T, D), with ``cos`` and ``sin`` (T, D)."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    """Apply the rotary embedding to x (B, H, T, D), with ``cos`` and ``sin`` (T, D).
+
+    A pair (a, b) becomes (a cos - b sin, b cos + a sin). ``sin`` is negative in its first half, so
+    that both need the same three operations.
+    """
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)  # the halves (b, a)
+    return torch.addcmul(x * cos, swapped, sin)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, H, T, D).
+
+    H/G query heads share a key head. With a ``mask`` (H/G·T, S+T), or if T = 1, they become rows of
+    their key head, as no fused kernel takes both a mask and groups. Without a mask a single query
+    attends to everything, and several queries attend causally; S is 0 then.
+    """
+    B, H, T, D = q.shape
+    G = k.shape[1]
+    if mask is None and T > 1:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=G < H)
+    rows = q.reshape(B, G, H // G * T, D)
+    return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).reshape(B, H, T, D)
+
+
+class KVCache:
+    """Keys and values (L, 1, G, capacity, D) of L layers. The first ``length`` entries are filled.
+
+    An entry is forgotten by lowering ``length``. The memory grows when it must.
+    """
+
+    def __init__(
+        self, layers: int, heads: int, head_dim: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.length = 0
+        self.keys = torch.empty((layers, 1, heads, 0, head_dim), device=device, dtype=dtype)
+        self.values = self.keys
+
+    def extend(self, T: int) -> None:
+        """Make room for ``T`` new entries, which each layer is about to fill."""
+        start = self.length
+        self.length = start + T
+        self.keys = with_room(self.keys, self.length, start)
+        self.values = with_room(self.values, self.length, start)
+        # The parts of each layer: making them all in one call is faster than in one call for each.
+        self.new_keys = self.keys.narrow(3, start, T).unbind()
+        self.new_values = self.values.narrow(3, start, T).unbind()
+        self.all_keys = self.keys.narrow(3, 0, self.length).unbind()
+        self.all_values = self.values.narrow(3, 0, self.length).unbind()
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Keep the new keys and values (1, G, T, D) of a layer; attend to all from q."""
+        self.new_keys[layer].copy_(k)
+        self.new_values[layer].copy_(v)
+        return attention(q, self.all_keys[layer], self.all_values[layer], mask)
+
+    def keep(self, n: int, entries: list[int]) -> None:
+        """Keep the first ``n`` entries and, of the later ones, ``entries``.
+
+        The later ones move up to n, n + 1 and so on: ``keep(5, [6, 8])`` leaves seven entries. A
+        cache that has fewer than ``n`` entries stays as it is; its ``entries`` are empty.
+        """
+        self.length = min(self.length, n + len(entries))
+        move_up(self.keys, n, entries)
+        move_up(self.values, n, entries)
+
+
+def with_room(rows: Tensor, needed: int, filled: int) -> Tensor:
+    """``rows`` (..., capacity, D), or a larger copy of the ``filled`` ones if that is too few.
+
+    A quarter more is reserved, so that a growing text is copied a few times and not at each step.
+    """
+    if needed <= rows.shape[-2]:
+        return rows
+    size = needed + needed // 4 + 64
+    larger = rows.new_empty((*rows.shape[:-2], size, rows.shape[-1]))
+    larger[..., :filled, :] = rows[..., :filled, :]
+    return larger
+
+
+def move_up(rows: Tensor, n: int, entries: list[int]) -> None:
+    """In ``rows`` (..., capacity, D), move the rising ``entries`` to n, n + 1 and so on."""
+    end = n + len(entries)
+    if entries != list(range(n, end)):  # an accepted part of a chain is in its place already
+        rows[..., n:end, :] = rows[..., to_device(entries, rows.device), :]
 
 
 class Attention(nn.Module):
@@ -101,8 +179,10 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, cache: Cache) -> Tensor:
-        """x (B, T, hidden) -> (B, T, hidden)."""
+    def forward(
+        self, x: Tensor, rope: Rope, mask: Tensor | None, cache: KVCache | None, layer: int
+    ) -> Tensor:
+        """x (B, T, hidden) -> (B, T, hidden); ``layer`` is the number within the ``cache``."""
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
@@ -110,7 +190,12 @@ class Attention(nn.Module):
         if self.qk_norm:
             q = self.q_norm(q)
             k = self.k_norm(k)
-        attended = cache.attend(rotate(q, *rope), rotate(k, *rope), v, mask)  # (B, H, T, D)
+        q = rotate(q, *rope)
+        k = rotate(k, *rope)
+        if cache is None:
+            attended = attention(q, k, v, mask)  # (B, H, T, D)
+        else:
+            attended = cache.attend(layer, q, k, v, mask)
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 
@@ -137,8 +222,10 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, cache: Cache) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache)
+    def forward(
+        self, x: Tensor, rope: Rope, mask: Tensor | None, cache: KVCache | None, layer: int
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache, layer)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -191,33 +278,39 @@ class Llama(nn.Module):
         end: int | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
-        cache: KVCache | NoCache = NO_CACHE,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """Run hidden states (B, T, hidden) through layers first..end-1: (B, T, hidden).
 
         Args:
             positions: (T,) in float32, for the rotary embedding; by default S..S+T-1.
-            mask: (T, S+T), 0 where a row attends to a column and -inf elsewhere
-                (``mask.positions_and_mask``); by default attention is causal.
-            cache: of these layers. It holds S positions, to which the T new ones are added; B is 1
-                then.
-
-        Raises ValueError without a mask if several positions follow a cache that is not empty.
+            mask: (T, S+T), 0 where a row attends to a column and -inf elsewhere (``mask.inputs``);
+                by default attention is causal.
+            cache: of these layers; fewer are an IndexError. It holds S positions, to which the T
+                new ones are added; B is 1 then.
         """
         T = hidden.shape[1]
-        S = cache.length
-        if S > 0 and T > 1 and mask is None:
-            raise ValueError(f"{T} positions after a cache of {S} need a mask")
+        S = 0 if cache is None else cache.length
         if positions is None:
             positions = torch.arange(S, S + T, dtype=torch.float32, device=hidden.device)
         if self.frequencies.device != hidden.device:
             self.frequencies = to_device(self.frequencies, hidden.device)
         angles = positions[:, None] * self.frequencies  # (T, D)
         rope = angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
-        cache.extend(T)
-        for block, layer in zip(islice(self.model.layers, first, end), cache.layers):
-            hidden = block(hidden, rope, mask, layer)
+        mask = self.mask_by_head(mask, S, T, hidden)
+        if cache is not None:
+            cache.extend(T)
+        for layer, block in enumerate(islice(self.model.layers, first, end)):
+            hidden = block(hidden, rope, mask, cache, layer)
         return hidden
+
+    def mask_by_head(self, mask: Tensor | None, S: int, T: int, like: Tensor) -> Tensor | None:
+        """A ``mask`` (T, S+T), or the causal one, as ``attention`` takes it: (H/G·T, S+T)."""
+        if mask is None and (S == 0 or T == 1):
+            return None  # attention needs none
+        if mask is None:
+            mask = like.new_full((T, S + T), -torch.inf).triu(S + 1)
+        return mask.repeat(self.config.num_attention_heads // self.config.num_key_value_heads, 1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., hidden) after any layer -> logits (..., V)."""

@@ -13,30 +13,39 @@ top-k and top-p. The text has to be the target's own, or a draw from its distrib
   noise as well, and trusts half of it: it proposes the tokens with the largest log q + g / 2. One
   seed gives one text, whatever drafts.
 
-A rule of your own is given to ``generate`` as a function that makes it, such as its class.
+A rule of your own is given to ``generate`` as a function (distribution, draws) -> ``Rule``, such as
+its class.
 """
 
-from collections.abc import Callable, Sequence
-from math import isnan
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from .sampling import NOT_FINITE, Draws, warp
-from .tree import Proposal, Tree
-
-NO_TOKEN = -1  # where the logits allow none
-Distribution = Callable[[Tensor], Tensor]  # logits (..., V) -> probabilities (..., V)
+from .devices import to_device
+from .sampling import NO_TOKEN, NOT_FINITE, Distribution, Draws, warp
+from .tree import Node, Tree
 
 
 class Prediction(NamedTuple):
     """What an exit of the draft says about the tokens that follow R nodes."""
 
     logits: Tensor  # (R, V)
-    # How sure the exit is; usually its largest probability at temperature 1. At 0 it knows nothing.
-    confidence: float
+    # How sure the exit is: a tensor of one number, or a number; usually the largest probability at
+    # temperature 1. At 0 the exit knows nothing.
+    confidence: Tensor | float
     hidden: Tensor | None = None  # (R, hidden): before the norm and the LM head, if there are any
+
+
+class Proposal(NamedTuple):
+    """C children for each of R nodes: the best first, or in the order in which they were drawn."""
+
+    tokens: Tensor  # (R, C)
+    # (R, C): how probable is it that a child is accepted after its parent? 0: there is no child.
+    # For a drawn child, q is taken. Drafting stops and trees grow by these estimates. The
+    # verification never uses them.
+    estimates: Tensor
+    q: Tensor | None = None  # (R, V): what the children were drawn from, if they were drawn
 
 
 class Rule(Protocol):
@@ -45,46 +54,49 @@ class Rule(Protocol):
     exact: bool  # whether the text, or its distribution, is the same as without a draft
 
     def propose(
-        self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
+        self, tree: Tree, nodes: list[Node], prediction: Prediction, width: int
     ) -> Proposal:
-        """Different children for R ``nodes`` of ``tree``, up to widths[i] of them for nodes[i].
+        """Up to ``width`` different children for each of R ``nodes``, by an exit's ``prediction``.
 
-        Row i of ``prediction.logits`` (R, V) is what the draft says after nodes[i].
+        If the exit is not confident enough, the children are thrown away, and the next exit is
+        asked about the same nodes.
         """
 
-    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
+    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[Node], int]:
         """(accepted nodes, bonus token): a path from the root down, and what comes after it.
 
-        Row i of ``logits`` (N+1, V) is what the target says after node i. A tree of the root alone
-        is plain decoding.
+        Row i of ``logits`` (N+1, V) is what the target says after ``tree.nodes[i]``. A tree of the
+        root alone is plain decoding.
         """
 
 
-# Makes the rule of an answer: the distribution has the answer's temperature, top-k and top-p, and
-# the draws have its seed. At temperature 0 the distribution has one token.
-RuleMaker = Callable[[Distribution, Draws], Rule]
+def best_children(probs: Tensor, width: int) -> Proposal:
+    """The tokens with the largest ``probs`` (R, V), and these as estimates."""
+    estimates, tokens = probs.topk(min(width, probs.shape[1]))
+    return Proposal(tokens, estimates)
 
 
-def follow(tree: Tree, scores: Tensor) -> tuple[list[int], int]:
+def follow(tree: Tree, scores: Tensor) -> tuple[list[Node], int]:
     """Walk from the root to the child that is the target's choice, and on from there.
 
-    The target's choice after node i is the token with the largest of the ``scores`` (N+1, V) in row
-    i. It depends on the text and on the seed, but not on the draft. So the text is the target's
-    own, whatever the tree is made of. An example: below the root are node 1, with token 5, and node
-    2, with token 6; below node 2 is node 3, with token 7. If the choices are [6, 9, 7, 8], the
-    nodes 2 and 3 are accepted, and 8 is the bonus token.
+    The target's choice after a node is the token with the largest of the ``scores`` (N+1, V) in its
+    row. It depends on the text and on the seed, but not on the draft. So the text is the target's
+    own, whatever the tree is made of. An example: below the root are the tokens 5 and 6, and below
+    6 is 7. The target's choice is 6 after the root, 7 after 6, and 8 after 7. Then the nodes of 6
+    and 7 are accepted, and 8 is the bonus token.
     """
     best, tokens = scores.max(dim=-1)  # (N+1,)
     choices = torch.where(best.isfinite(), tokens, NO_TOKEN).tolist()
-    node_of = {pair: node for node, pair in enumerate(zip(tree.parents, tree.tokens))}
-    accepted: list[int] = []
-    node = 0
-    while (node, choices[node]) in node_of:
-        node = node_of[node, choices[node]]
+    choice = dict(zip(tree.nodes, choices))
+    child = {(node.parent, node.token): node for node in tree.nodes}
+    accepted: list[Node] = []
+    node = tree.root
+    while (node, choice[node]) in child:
+        node = child[node, choice[node]]
         accepted.append(node)
-    if choices[node] == NO_TOKEN:
+    if choice[node] == NO_TOKEN:
         raise ValueError(NOT_FINITE)
-    return accepted, choices[node]
+    return accepted, choice[node]
 
 
 class Greedy:
@@ -96,11 +108,11 @@ class Greedy:
         pass
 
     def propose(
-        self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
+        self, tree: Tree, nodes: list[Node], prediction: Prediction, width: int
     ) -> Proposal:
-        return best_children(warp(prediction.logits, temperature=1.0), widths)
+        return best_children(warp(prediction.logits, temperature=1.0), width)
 
-    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
+    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[Node], int]:
         return follow(tree, logits)
 
 
@@ -110,96 +122,15 @@ class Rejection:
     The text follows p under four conditions:
 
     1. Each tested token was drawn from q. It is not the argmax of q, for example.
-    2. The exit is chosen before a token is drawn from its q.
-    3. Every token that was drawn is sent. To leave out a drawn token because it is improbable would
-       change the law of the others.
+    2. The exit is chosen without a look at the tokens that were drawn there.
+    3. Every token that was drawn at the chosen exit is sent. To leave out a drawn token because it
+       is improbable would change the law of the others.
     4. The random numbers that test a token are independent of those that drew it.
 
-    A growing tree leaves nodes out, which breaks the third condition. So its children are
-    ``chosen`` and not drawn: they are the tokens with the largest q. A chosen token x counts as
-    drawn from a distribution that has only x: it is accepted with probability p(x), and what is
-    left of p is p without x. So q plays no part in the test.
-
-    Tokens are drawn and tested on the CPU, where ``draws`` come from.
-    """
-
-    exact = True
-
-    def __init__(self, distribution: Distribution, draws: Draws, chosen: bool = False) -> None:
-        self.distribution = distribution
-        self.draws = draws
-        self.chosen = chosen
-
-    def propose(
-        self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
-    ) -> Proposal:
-        q = self.distribution(prediction.logits)  # (R, V)
-        if self.chosen:
-            return best_children(q, widths)
-        q = q.cpu()
-        tokens = self.draws.candidates(q, min(max(widths), q.shape[1]))  # (R, C)
-        return as_proposal(tokens, q.gather(1, tokens), widths)._replace(q=q.unbind())
-
-    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
-        p = self.distribution(logits).cpu()  # (N+1, V)
-        accepted: list[int] = []
-        node = 0
-        while True:
-            children = tree.children(node)
-            q = tree.q[children[0]] if children else None  # siblings were drawn from the same q
-            child, left = self.test_children(children, tree.tokens, p[node], q)
-            if child is None:  # all are rejected, or there are none
-                return accepted, self.draws.draw(left[None]).item()
-            accepted.append(child)
-            node = child
-
-    def test_children(
-        self, children: list[int], tokens: Sequence[int], p: Tensor, q: Tensor | None
-    ) -> tuple[int | None, Tensor]:
-        """Which of a node's children is accepted, or None, and what is left of p (V,).
-
-        ``children`` are nodes in the order in which their tokens were drawn from q (V,); without q,
-        they were chosen. A drawn token x is accepted with probability min(1, p(x) / q(x)). If it is
-        rejected, p becomes norm(relu(p - q)) for the next child, and q loses x, as the next child
-        was drawn without replacement. If all are rejected, the bonus token is drawn from what is
-        left of p. The token that comes out of this follows p (Chen et al. 2023, arXiv 2302.01318,
-        theorem 1; for several children Jeon et al. 2024, arXiv 2402.14160).
-        """
-        for child in children:
-            token = tokens[child]
-            chance = p[token] if q is None else p[token] / q[token]
-            if self.draws.flip(chance.item()):
-                return child, p
-            if q is None:
-                p = without(p, token)
-            else:
-                p = residual(p, q)
-                q = without(q, token)
-        return None, p
-
-
-def residual(p: Tensor, q: Tensor) -> Tensor:
-    """The residual distribution norm(relu(p - q)) (V,)."""
-    left = (p - q).clamp(min=0.0)
-    total = left.sum()
-    # p <= q everywhere means p = q, and then nothing is ever rejected; only rounding leads here.
-    return left / total if total > 0 else p
-
-
-def without(q: Tensor, token: int) -> Tensor:
-    """q (V,) given that ``token`` is not drawn; all zero if there is no other."""
-    rest = q.clone()
-    rest[token] = 0.0
-    total = rest.sum()
-    return rest / total if total > 0 else rest
-
-
-class SharedNoise:
-    """The target takes the token with the largest log p + g. The draft trusts half of g.
-
-    q is only near p. By log q + g / 2 more tokens are accepted than by log q or by log q + g: that
-    was measured (end of bench/README.md). Its softmax estimates how probable it is that the target,
-    which sees all of g, takes a token.
+    A growing tree leaves nodes out, which breaks the third condition. So its children are chosen
+    and not drawn: they are the tokens with the largest q. A chosen token x counts as drawn from a
+    distribution that has only x: it is accepted with probability p(x), and what is left of p is p
+    without x.
     """
 
     exact = True
@@ -209,33 +140,102 @@ class SharedNoise:
         self.draws = draws
 
     def propose(
-        self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
+        self, tree: Tree, nodes: list[Node], prediction: Prediction, width: int
+    ) -> Proposal:
+        q = self.distribution(prediction.logits)  # (R, V)
+        if tree.shape.prunes:
+            return best_children(q, width)
+        tokens = self.draws.candidates(q, min(width, q.shape[1]))  # (R, C)
+        return Proposal(tokens, q.gather(1, tokens), q)
+
+    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[Node], int]:
+        """A GPU is waited for twice: for the chances of all nodes, and for the bonus token."""
+        chances, left = test_children(tree.nodes, self.distribution(logits))
+        accepted: list[Node] = []
+        node = tree.root
+        while True:
+            tests = (child for child in tree.children(node) if self.draws.flip(chances[child]))
+            child = next(tests, None)  # the first one that is accepted
+            if child is None:
+                return accepted, self.draws.draw(left[node][None]).item()
+            accepted.append(child)
+            node = child
+
+
+def test_children(nodes: list[Node], p: Tensor) -> tuple[dict[Node, float], dict[Node, Tensor]]:
+    """With which chance a node is accepted, if its parent was and its older siblings were not.
+
+    Row i of p (N+1, V) is about the token that follows nodes[i]. Also returns, by node, what is
+    left of p (V,) when all of its children are rejected: the bonus token is drawn from that.
+
+    Siblings are in the order in which they were drawn from one q. A token x is accepted with
+    probability min(1, p(x) / q(x)). If it is rejected, p becomes norm(relu(p - q)) for the next
+    child, and q loses x, as the next child was drawn without replacement. The token that comes out
+    of this follows p (Chen et al. 2023, arXiv 2302.01318, theorem 1; for several children Jeon et
+    al. 2024, arXiv 2402.14160). All first children are computed together, then all second ones.
+    """
+    left = dict(zip(nodes, p))
+    families: dict[Node, list[Node]] = {}  # parent -> its children
+    for child in nodes[1:]:
+        families.setdefault(child.parent, []).append(child)
+    drawn_from = {parent: children[0].q for parent, children in families.items()}
+    tested: list[Node] = []
+    chances: list[Tensor] = []
+    rank = 0
+    while children := [family[rank] for family in families.values() if rank < len(family)]:
+        tokens = to_device([[child.token] for child in children], p.device)  # (R, 1)
+        p = torch.stack([left[child.parent] for child in children])  # (R, V)
+        if children[0].q is None:  # chosen: as if from a distribution that has only this token
+            q = torch.zeros_like(p).scatter(1, tokens, 1.0)
+        else:
+            q = torch.stack([drawn_from[child.parent] for child in children])
+        tested += children
+        chances.append(p.gather(1, tokens) / q.gather(1, tokens))
+        for child, p_left, q_left in zip(children, residual(p, q), without(q, tokens)):
+            left[child.parent] = p_left
+            drawn_from[child.parent] = q_left
+        rank += 1
+    numbers = torch.cat(chances)[:, 0].tolist() if chances else []
+    return dict(zip(tested, numbers)), left
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """The residual distributions norm(relu(p - q)) (R, V)."""
+    left = (p - q).clamp(min=0.0)
+    total = left.sum(dim=-1, keepdim=True)
+    # p <= q everywhere means p = q, and then nothing is ever rejected; only rounding leads here.
+    return torch.where(total > 0, left / total, p)
+
+
+def without(q: Tensor, tokens: Tensor) -> Tensor:
+    """q (R, V) given that the ``tokens`` (R, 1) are not drawn; all zero if there is no other."""
+    rest = q.scatter(1, tokens, 0.0)
+    total = rest.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0, rest / total, rest)
+
+
+class SharedNoise:
+    """The target takes the token with the largest log p + g. The draft trusts half of g.
+
+    This is exact, as the target's choice never looks at the draft. q is only near p. By log q + g/2
+    more tokens are accepted than by log q or by log q + g: that was measured (end of
+    bench/README.md). Its softmax estimates how probable it is that the target takes a token.
+    """
+
+    exact = True
+
+    def __init__(self, distribution: Distribution, draws: Draws) -> None:
+        self.distribution = distribution
+        self.draws = draws
+
+    def propose(
+        self, tree: Tree, nodes: list[Node], prediction: Prediction, width: int
     ) -> Proposal:
         q = self.distribution(prediction.logits)  # (R, V)
         noise = self.draws.noise(tree.next_positions(nodes), like=q)  # (R, V)
-        return best_children((q.log() + noise / 2).softmax(dim=-1), widths)
+        return best_children((q.log() + noise / 2).softmax(dim=-1), width)
 
-    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
+    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[Node], int]:
         p = self.distribution(logits)  # (N+1, V)
-        noise = self.draws.noise(tree.next_positions(range(len(p))), like=p)  # (N+1, V)
+        noise = self.draws.noise(tree.next_positions(tree.nodes), like=p)  # (N+1, V)
         return follow(tree, p.log() + noise)
-
-
-def best_children(probs: Tensor, widths: Sequence[int]) -> Proposal:
-    """The widths[i] tokens with the largest ``probs`` (R, V) in row i, and these as estimates."""
-    best, tokens = probs.topk(min(max(widths), probs.shape[1]))
-    return as_proposal(tokens, best, widths)
-
-
-def as_proposal(tokens: Tensor, probs: Tensor, widths: Sequence[int]) -> Proposal:
-    """``tokens`` and their ``probs`` (R, C), up to widths[i] in row i; none of probability 0."""
-    # One tensor, so that a GPU is waited for once. Numbers up to 2^24 are exact in float32.
-    both = torch.stack((tokens.to(probs.dtype), probs))
-    proposal = Proposal([], [])
-    for token_row, prob_row, width in zip(*both.tolist(), widths):
-        if isnan(prob_row[0]):
-            raise ValueError(NOT_FINITE)
-        possible = [(int(token), prob) for token, prob in zip(token_row, prob_row) if prob > 0]
-        proposal.tokens.append([token for token, _ in possible[:width]])
-        proposal.probs.append([prob for _, prob in possible[:width]])
-    return proposal

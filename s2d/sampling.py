@@ -1,6 +1,7 @@
 """From logits to tokens: distributions, the noise of each position, and random draws."""
 
-from functools import lru_cache
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from .devices import to_device
 
+NO_TOKEN = -1  # where the logits allow none
+MAX_ROWS = 64  # of noise that are kept
 NOT_FINITE = "the logits are not finite: damaged weights, overflow, or a rule that allows nothing"
 
 
@@ -32,12 +35,24 @@ def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0)
         logits = logits / temperature
     probs = torch.softmax(logits, dim=-1)
     if top_p < 1.0:
-        sorted_probs, order = probs.sort(dim=-1, descending=True)
+        sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
         mass_before = sorted_probs.cumsum(dim=-1) - sorted_probs
         kept = sorted_probs.masked_fill(mass_before >= top_p, 0.0)
         probs = torch.zeros_like(probs).scatter(-1, order, kept)
         probs = probs / probs.sum(dim=-1, keepdim=True)
     return probs
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What tokens are drawn from: logits (..., V) -> probabilities (..., V), by ``warp``."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        return warp(logits, self.temperature, self.top_p, self.top_k)
 
 
 class Draws:
@@ -50,23 +65,25 @@ class Draws:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.generator = np.random.Generator(np.random.SFC64(seed))
-        self.noise_row = lru_cache(maxsize=64)(self.make_noise)  # draft and target ask for the same
+        self.rows: dict[tuple[Any, ...], Tensor] = {}  # of noise: draft and target ask for the same
 
     def flip(self, probability: float) -> bool:
         """True with this ``probability``; 1 or more is certain."""
         return self.generator.random() < probability
 
     def draw(self, probs: Tensor) -> Tensor:
-        """Distributions (R, V) -> a token drawn from each (R,); ValueError: a row has NaN.
+        """Distributions (R, V) -> a token drawn from each (R,), on the CPU; ValueError: NaN.
 
         A token is the index at which the cumulative sums reach a random number. In float32 the
         sums would lose rare tokens.
         """
         sums = probs.cumsum(dim=-1, dtype=torch.float64)  # (R, V)
-        if sums[:, -1].isnan().any():
+        numbers = 1.0 - self.generator.random((len(probs), 1))  # never 0
+        found = torch.searchsorted(sums, to_device(numbers, probs.device) * sums[:, -1:])  # (R, 1)
+        tokens = torch.where(sums[:, -1:].isfinite(), found, NO_TOKEN)[:, 0].cpu()
+        if NO_TOKEN in tokens:
             raise ValueError(NOT_FINITE)
-        numbers = 1.0 - torch.from_numpy(self.generator.random((len(probs), 1)))  # never 0
-        return torch.searchsorted(sums, numbers * sums[:, -1:])[:, 0]
+        return tokens
 
     def candidates(self, probs: Tensor, count: int) -> Tensor:
         """Distributions (R, V) -> ``count`` tokens of each (R, count), drawn without replacement.
@@ -76,7 +93,8 @@ class Draws:
         probability 0 come last.
         """
         times = torch.from_numpy(self.generator.standard_exponential(probs.shape))
-        return (probs / times.clamp_(min=1e-300)).topk(count).indices
+        times = to_device(times.clamp_(min=1e-300), probs.device)
+        return (probs / times).topk(count).indices
 
     def noise(self, positions: list[int], like: Tensor) -> Tensor:
         """Gumbel noise g (R, V) for the ``positions`` (R,) of a text, for distributions ``like``.
@@ -85,8 +103,15 @@ class Draws:
         draw from p: the Gumbel-max trick. A draft that knows g often guesses which token that is
         (Daliri et al. 2024, arXiv 2408.07978).
         """
-        kind = like.shape[-1], like.device, like.dtype
-        return torch.stack([self.noise_row(position, *kind) for position in positions])
+        rows = []
+        for position in positions:
+            kind = position, like.shape[-1], like.device, like.dtype
+            if kind not in self.rows:
+                self.rows[kind] = self.make_noise(*kind)
+            rows.append(self.rows[kind])
+        while len(self.rows) > MAX_ROWS:
+            del self.rows[next(iter(self.rows))]  # the oldest one
+        return torch.stack(rows)
 
     def make_noise(
         self, position: int, size: int, device: torch.device, dtype: torch.dtype

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .options import Options
-from .tree import TARGET, Tree
+from .tree import TARGET, Node, Tree
 
 
 @dataclass
@@ -16,85 +16,68 @@ class Step:
     """One pass of the target, and the drafting before it."""
 
     tree: Tree  # as it was sent
-    logits: Tensor  # (N+1, V): row i is what the target says after node i
+    logits: Tensor  # (N+1, V): row i is what the target says after ``tree.nodes[i]``
     # (T, hidden): the target's last hidden states, before its norm and LM head, of what it has read
     # in this step. The last N+1 are those of the nodes, and in the first step the prompt's are
     # before them.
     hidden: Tensor
-    accepted: list[int]  # the nodes of a path, up to the answer's end
+    accepted: list[Node]  # a path, up to the answer's end
     tokens: list[int]  # emitted: the path's, and the bonus token, up to the answer's end
     seconds: float = 0.0
 
     @property
     def sources(self) -> list[int]:
         """By emitted token: the number of the exit that drafted it, or TARGET."""
-        drafted = [self.tree.exit_layers[node] for node in self.accepted]
+        drafted = [node.exit_layer for node in self.accepted]
         return drafted + [TARGET] * (len(self.tokens) - len(drafted))
 
     def log_probabilities(self) -> list[float]:
         """By emitted token: log p under the target, at temperature 1, without top-k and top-p."""
-        before = [0, *self.accepted][: len(self.tokens)]  # the nodes that the tokens follow
-        dtype = torch.promote_types(self.logits.dtype, torch.float32)
-        logs = self.logits[before].log_softmax(dim=-1, dtype=dtype)
+        followed = [self.tree.root, *self.accepted][: len(self.tokens)]
+        rows = self.logits[[self.tree.nodes.index(node) for node in followed]]
+        logs = rows.log_softmax(dim=-1, dtype=torch.promote_types(rows.dtype, torch.float32))
         tokens = torch.tensor(self.tokens, device=logs.device)
         return logs.gather(1, tokens[:, None])[:, 0].tolist()
 
 
-class Counted(NamedTuple):
-    """The plain numbers of a step."""
-
-    emitted: int  # tokens, the bonus token included
-    levels: int  # that were drafted, also those of which no node was sent
-    sent: list[tuple[int, int]]  # depth and exit of each drafted node
-    accepted_by: list[int]  # the exits that drafted the accepted nodes, from depth 1 down
-    seconds: float
-
-
 @dataclass
 class Stats:
-    """What all steps did together. The first pass reads the prompt as well."""
+    """What all steps did together. The first pass reads the prompt as well.
+
+    Per level means: a tree has one exit and one accepted node, at most, at each depth.
+    """
 
     exits: list[int]  # the numbers of the exits, in the order in which they are asked
-    counted: list[Counted] = field(default_factory=list)
+    accept_lengths: list[int] = field(default_factory=list)  # tokens emitted in each step
+    seconds: float = 0.0
+    draft_levels: int = 0  # that were drafted, also those of which no node was sent
+    exit_counts: Counter[int] = field(default_factory=Counter)  # exit -> its tokens that were sent
+    # (depth, exit) -> how many trees had such a level, and in how many its token was accepted.
+    levels: Counter[tuple[int, int]] = field(default_factory=Counter)
+    accepted: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def add(self, step: Step) -> None:
-        tree = step.tree
-        sent = list(zip(tree.depths[1:], tree.exit_layers[1:]))
-        accepted = [tree.exit_layers[node] for node in step.accepted]
-        self.counted.append(Counted(len(step.tokens), tree.depth, sent, accepted, step.seconds))
+        nodes = step.tree.nodes[1:]
+        self.accept_lengths.append(len(step.tokens))
+        self.seconds += step.seconds
+        self.draft_levels += step.tree.depth
+        self.exit_counts.update(node.exit_layer for node in nodes)
+        self.levels.update({(node.depth, node.exit_layer) for node in nodes})
+        self.accepted.update((node.depth, node.exit_layer) for node in step.accepted)
 
     @property
     def steps(self) -> int:
-        return len(self.counted)
-
-    @property
-    def seconds(self) -> float:
-        return sum(step.seconds for step in self.counted)
-
-    @property
-    def accept_lengths(self) -> list[int]:
-        """Tokens emitted in each step."""
-        return [step.emitted for step in self.counted]
-
-    @property
-    def draft_levels(self) -> int:
-        return sum(step.levels for step in self.counted)
+        return len(self.accept_lengths)
 
     @property
     def draft_tokens(self) -> int:
         """Drafted nodes that were sent."""
-        return sum(len(step.sent) for step in self.counted)
+        return self.exit_counts.total()
 
     @property
     def accepted_tokens(self) -> int:
         """Drafted tokens that were emitted, so without bonus tokens."""
-        return sum(len(step.accepted_by) for step in self.counted)
-
-    @property
-    def exit_counts(self) -> Counter[int]:
-        """Exit -> its tokens that were sent."""
-        exits = Counter(exit_layer for step in self.counted for _, exit_layer in step.sent)
-        return Counter({each: exits[each] for each in self.exits if each in exits})
+        return self.accepted.total()
 
     @property
     def mean_accepted_tokens(self) -> float:
@@ -112,13 +95,16 @@ class Stats:
         as asked once for each level that it or a deeper one drafts. Levels of which no node was
         sent do not count. The names are those of vLLM, or like them.
         """
-        levels = [dict(step.sent) for step in self.counted]  # of a step: {depth: its exit}
-        sent = Counter(depth for step in levels for depth in step)
-        right = Counter(
-            depth for step in self.counted for depth, _ in enumerate(step.accepted_by, 1)
-        )
-        drafted_by = Counter(exit_layer for step in levels for exit_layer in step.values())
-        right_by = Counter(exit_layer for step in self.counted for exit_layer in step.accepted_by)
+        drafts: Counter[int] = Counter()  # by depth
+        accepted: Counter[int] = Counter()
+        drafted_by: Counter[int] = Counter()  # by exit
+        right_by: Counter[int] = Counter()
+        for (depth, exit_layer), count in self.levels.items():
+            drafts[depth] += count
+            drafted_by[exit_layer] += count
+        for (depth, exit_layer), count in self.accepted.items():
+            accepted[depth] += count
+            right_by[exit_layer] += count
         per_exit = {}
         for place, exit_layer in enumerate(self.exits):
             per_exit[exit_layer] = {
@@ -126,10 +112,11 @@ class Stats:
                 "num_draft_tokens": self.exit_counts[exit_layer],
                 "num_accepted_draft_tokens": right_by[exit_layer],
             }
+        depths = sorted(drafts)
         return {
-            "num_drafts_per_pos": [sent[depth] for depth in sorted(sent)],
-            "num_accepted_tokens_per_pos": [right[depth] for depth in sorted(sent)],
-            "rates_per_pos": [right[depth] / sent[depth] for depth in sorted(sent)],
+            "num_drafts_per_pos": [drafts[depth] for depth in depths],
+            "num_accepted_tokens_per_pos": [accepted[depth] for depth in depths],
+            "rates_per_pos": [accepted[depth] / drafts[depth] for depth in depths],
             "per_exit": per_exit,
         }
 

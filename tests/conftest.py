@@ -1,6 +1,7 @@
 """Models are loaded once for the whole run."""
 
 import functools
+import os
 import signal
 
 import helpers
@@ -18,6 +19,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     helpers.DEVICE = config.getoption("--device")
+    if helpers.DEVICE == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # programs and ``load_model`` would take a GPU
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -35,7 +38,7 @@ def ctrl_c_is_heard():
 @pytest.fixture(scope="session")
 def mini():
     """mini("mini-7b") -> the shipped model in float64."""
-    return functools.cache(lambda name: load_model(WEIGHTS / name, dtype="float64"))
+    return functools.cache(lambda name: load_model(WEIGHTS / name, "cpu", "float64"))
 
 
 @pytest.fixture(scope="session")

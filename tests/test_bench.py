@@ -2,9 +2,11 @@
 
 import json
 import os
+import random
 import re
 import shlex
 import shutil
+import subprocess
 import time
 from dataclasses import replace
 from itertools import pairwise, product
@@ -105,7 +107,7 @@ def test_speedups_are_medians_of_ratios_within_a_round():
 
 
 def test_what_a_table_measures():
-    """The best and the worst exit are those of a column; a mean is one of all columns' figures.
+    """The best exit is that of a column; a mean is one of all columns' figures.
 
     A method that is no preset, or was not asked for as s2d, is compared with no exit.
     """
@@ -119,42 +121,44 @@ def test_what_a_table_measures():
     columns = tables.Comparison("", records, options).by_group
     found = {measure: figure.value for measure, figure in columns["rag"]["s2d"].items()}
     expected = {"speedup": 2.5, "accepted": 0.75, "mat": 4.0, "needs": 1.6}
-    assert found == expected | {"of best exit": 0.625, "of worst exit": 1.25}
+    assert found == expected | {"of best exit": 0.625}
     assert [*columns["rag"]["own"]] == ["speedup"] and columns["rag"]["own"]["speedup"].value == 0.5
     columns = {group: columns[group] for group in ("qa", "rag")}
     columns["mean"] = figures.mean_column([*columns.values()])
     shown = tables.table("legend", columns, tables.MEASURES).splitlines()[2:]
-    assert shown[5] == "| s2d   | 4.00 / 4.00 | 2.50 / 4.00 | 3.25 / 4.00 |"
+    cells = "4.00 / 4.00 / 1.00", "2.50 / 4.00 / 0.62", "3.25 / 4.00 / 0.81"
+    assert shown[5] == f"| s2d   | {' | '.join(cells)} |" and "| qa (1)  " in shown[0]
     assert len({len(line) for line in shown}) == 1  # aligned
-    ratios = tables.table("legend", columns, tables.OF_EXITS).splitlines()[4:]
-    assert ratios == ["| s2d | 1.00 / 2.00 | 0.62 / 1.25 | 0.81 / 1.62 |"]
 
 
-def test_a_spread_is_the_standard_error_over_questions_and_paired_between_methods():
-    """Questions differ by much, and gains by little: next to "ar" only the gains count."""
-    generator = torch.Generator().manual_seed(1)
-    sizes = torch.randint(1, 9, (64,), generator=generator).tolist()
-    gains = (2 + torch.rand(64, generator=generator)).tolist()
-    records = []
-    for number in (1, 2):
-        for size, gain in zip(sizes, gains):
-            records.append(record("ar", "qa", number, 10 * size, size**2, [(0, 0)] * 10 * size))
-            steps = [(1, 1)] * size
-            records.append(record("s2d", "qa", number, 10 * size, size**2 / gain, steps))
-            records.append(record("half", "qa", number, 10 * size, 2 * size**2))
-    columns = tables.Comparison("", records, {}).by_group
-    cell = columns["overall"]["s2d"]
-    # By the delta method, for a ratio of sums.
-    times = torch.tensor([size**2 / gain for size, gain in zip(sizes, gains)])
-    ratio = sum(size**2 for size in sizes) / times.sum()
-    residuals = torch.tensor([size**2.0 for size in sizes]) - ratio * times
-    error = residuals.std() * len(sizes) ** 0.5 / times.sum()
-    assert cell["speedup"].value == pytest.approx(ratio.item())
-    assert cell["speedup"].spread == pytest.approx(error.item(), rel=0.15)
-    assert cell["mat"].spread == columns["overall"]["half"]["speedup"].spread == 0.0
-    assert f"{cell['mat']:.2f}" == "10.00 ±0.00"
-    one = tables.Comparison("", records[:3], {}).by_group["qa"]["s2d"]["speedup"]
-    assert one.spread is None and f"{one:.2f}" == f"{gains[0]:.2f}"
+@pytest.mark.parametrize("groups, each", [(1, 12), (6, 2), (3, 12)])
+def test_the_truth_is_within_two_standard_errors(groups, each, monkeypatch):
+    """In 90 to 98 % of 400 runs, each with other questions of groups that differ, in two rounds."""
+    monkeypatch.setattr(figures, "RESAMPLES", 200)
+    rng = random.Random(0)
+    every = {group: [] for group in range(groups)}  # the questions that there are: tokens, steps
+    for steps in rng.choices(range(10, 40), k=1000):
+        for group in every:
+            every[group].append((round(steps * rng.uniform(1, 3) * (1 + group)), steps))
+    tokens, steps = torch.tensor([*every.values()]).sum(dim=(0, 1)).tolist()
+    inside = dict.fromkeys(("mat", "speedup"), 0)
+    for _ in range(400):
+        asked = [(group, it) for group in every for it in rng.choices(every[group], k=each)]
+        records = []
+        for number, (group, (count, steps_of)) in product((1, 2), asked):
+            seconds = steps_of * rng.uniform(0.5, 1.5)
+            records.append(record("ar", group, number, count, count))
+            records.append(record("s2d", group, number, count, seconds, [(1, 1)] * steps_of))
+            records.append(record("half", group, number, count, 2 * count))
+        columns = figures.make_column(records, {})
+        for name in inside:
+            figure = columns["s2d"][name]
+            inside[name] += abs(figure.value - tokens / steps) <= 2 * figure.spread
+    assert all(360 <= count <= 392 for count in inside.values()), inside
+    # Methods are compared on the same questions. Below five, no error is shown.
+    assert f"{columns['half']['speedup']:.2f}" == "0.50 ±0.00"
+    few = figures.make_column([r for r in records if r.question["group"] == 0][:12], {})
+    assert few["s2d"]["speedup"].spread is None and "±" not in f"{few['s2d']['mat']:.2f}"
 
 
 def test_the_whole_command(questions, tmp_path, capsys, monkeypatch):
@@ -170,8 +174,7 @@ def test_the_whole_command(questions, tmp_path, capsys, monkeypatch):
     settings = [f"transformers assisted:tokens={each}" for each in settings]
     each = [*ours, "transformers", "transformers look-up", *settings]
     rows = [name.strip() for name in re.findall(r"^\| (\w[^|]+) \| [\d.]+ ", output, re.M)]
-    # At both temperatures, and of both: speeds; and s2d next to single exits.
-    assert rows == 3 * [*each, "s2d"]
+    assert rows == 3 * each  # at both temperatures, and of both
     for temperature, method in product((0, 1), ours[1:]):
         assert f"7b T={temperature} {method}: 0 answers differ from those of ar" in output
     assert (tmp_path / "speed.svg").read_text().count("<path") > len(each)
@@ -182,7 +185,9 @@ def test_the_whole_command(questions, tmp_path, capsys, monkeypatch):
     assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
     found = json.loads((tmp_path / "out/results.json").read_text())
     assert found["machine"]["processor"] and found["arguments"]["check"] is True
-    assert "--top-k 500" in found["command"] and len(found["commit"]) >= 40
+    assert "--top-k 500" in found["command"]
+    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert found["commit"].removesuffix("-dirty") == git.stdout.strip()  # "" in a copy without git
     last = found["comparisons"][1]
     assert last["title"] == "7b T=1" and last["options"]["sd:exits=2"]["exits"] == [2]
     assert len(last["answers"]) == len(each) * 2 and [*last["by_group"]["qa"]] == each
@@ -223,7 +228,7 @@ def test_what_cannot_be_measured_costs_no_other_figure(tmp_path, capsys):
     assert error.startswith("transformers assisted is left out: no draft model has a vocabulary")
     assert "\n| transformers " in out and "assisted" not in out
     assert "b/final T=0: no question fits the context" in error
-    assert re.findall(r"^\|.* \| (.*final T=0) +\| mean", out, re.M) == [f"{one} T=0"]
+    assert re.findall(r"^\|.* \| (.*final T=0) \(6\) +\| mean", out, re.M) == [f"{one} T=0"]
 
 
 def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
@@ -251,13 +256,13 @@ def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
     assert one == again != other
     found = compared[0]
     assert [len(record.turns) for record in found.records] == [2, 2, 2, 1, 1, 1]
-    assert found.by_group["qa"]["s2d"].keys() >= {"of best exit", "of worst exit"}
+    assert "of best exit" in found.by_group["qa"]["s2d"]
     assert sum(found.acceptance["three"]["num_accepted_tokens_per_pos"]) > 0
     raises_line(compare, ValueError, "need a tokenizer", *models, questions, {})
 
 
 def test_tokens_per_step_are_those_of_the_readme(tmp_path, monkeypatch):
-    """By the command that stands there. All of it takes minutes: only with TEST_FIGURES."""
+    """By the command there, but for the errors. All takes minutes: only with TEST_FIGURES."""
     answer = measure.answer
 
     def answer_short(prompt, seed, target, draft, options):  # as only speeds depend on "ar"
@@ -277,10 +282,10 @@ def test_tokens_per_step_are_those_of_the_readme(tmp_path, monkeypatch):
     rows = {line[1].strip("`"): dict(zip(lines[0], line)) for line in lines}
     for comparison in found:
         for method, measures in comparison["by_group"]["overall"].items():
-            figure = measures["mat"]
             if method != "ar":
-                shown = f"{figure['value']:.2f} ±{figure['spread']:.2f}"
-                assert rows[method][comparison["title"]] == shown, comparison["title"]
+                shown = rows[method][comparison["title"]].partition(" ±")[0]
+                found = measures["mat"]["value"]  # a processor may round a tie otherwise
+                assert found == pytest.approx(float(shown), abs=0.02), comparison["title"]
 
 
 def test_check_finds_other_texts_and_exits_with_1(questions, monkeypatch, capsys):

@@ -1,5 +1,7 @@
 """Weights laid out anew for matmuls of a few rows: the same values; what is chosen, and refused."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -66,7 +68,10 @@ def test_packed_weights_compute_the_same_and_are_for_inference_alone(tied, monke
     assert how == "packed" and isinstance(model.lm_head, PackedLinear)
     for rows in (1, 9):
         close(model(TOKENS[:, :rows]), plain(TOKENS[:, :rows]), rtol=1e-4, atol=1e-4)
-    line = "packed weights are for inference alone: load_model(.*quick=False)"
+    line = "packed weights are for inference alone, .* load_model(.*quick=False)"
     raises_line(save_model, ValueError, line, model, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
     raises_line(model.requires_grad_(), ValueError, line, TOKENS)
+    raises_line(copy.deepcopy, ValueError, line, model)
+    raises_line(model.load_state_dict, ValueError, line, plain.state_dict())
+    raises_line(model.to("cpu").half, ValueError, line)

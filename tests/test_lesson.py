@@ -12,12 +12,13 @@ import pytest
 import torch
 from helpers import ROOT, random_distribution
 
-from s2d.cache import move_up
 from s2d.lesson import answers
 from s2d.lesson.checks import mark
 from s2d.lesson.mistakes import MISTAKES
-from s2d.mask import add_nodes
+from s2d.mask import inputs
+from s2d.model import move_up
 from s2d.rules import residual
+from s2d.tree import Node
 
 LESSON = ROOT / "s2d/lesson/lesson.ipynb"
 
@@ -31,15 +32,12 @@ def stored(cell):
 
 def run_cell(cell, names):
     """What the cell shows when it is run after others, which have left ``names``."""
-    *body, last = ast.parse("".join(cell["source"])).body
+    body = ast.parse("".join(cell["source"])).body
+    last = body.pop() if isinstance(body[-1], ast.Expr) else ast.parse("None").body[0]
     said = io.StringIO()
-    value = None
     with redirect_stdout(said):
         exec(compile(ast.Module(body, []), "cell", "exec"), names)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
-        else:
-            exec(compile(ast.Module([last], []), "cell", "exec"), names)
+        value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
     if value is None:
         return said.getvalue(), []
     return said.getvalue() + repr(value), [value._repr_svg_()]
@@ -81,10 +79,12 @@ def test_the_answers_are_what_the_project_does():
     generator = torch.Generator().manual_seed(1)
     p, q = random_distribution(generator, 9), random_distribution(generator, 9)
     assert torch.equal(answers.residual(p, q), residual(p, q))
-    ancestors = np.ones((1, 1), dtype=bool)
-    for level in ([0, 0], [1, 1, 2], [4]):
-        ancestors = add_nodes(ancestors, level)
-    assert (answers.ancestor_mask([-1, 0, 0, 1, 1, 2, 4]) == ancestors).all()
+    parents = [-1, 0, 0, 1, 1, 2, 4]
+    nodes = [Node(5)]
+    for parent in parents[1:]:
+        nodes.append(nodes[parent].child(5, estimate=1.0, exit_layer=2))
+    mask = inputs([5], nodes, read=0, like=p).mask  # 0 where a row attends to a column
+    assert (answers.ancestor_mask(parents) == (mask == 0).numpy()).all()
     rows = torch.randn(9, 2, generator=generator)
     kept = answers.kept_rows(rows, 3, [1, 3, 5])
     move_up(rows[None], 3, [3, 5, 7])

@@ -10,14 +10,15 @@ from operator import attrgetter
 import pytest
 import torch
 from browser import browse
-from helpers import WEIGHTS, ancestors_of, program
+from definition import logits_after
+from helpers import WEIGHTS, program
 
 import run
 from s2d.cli.terminal import describe
-from s2d.definition import logits_after
 from s2d.draft import LayerExit
 from s2d.generation import generate, start
-from s2d.mcsd.decision import load_decision
+from s2d.mcsd.decision import load_decision, with_decision
+from s2d.mcsd.roots import RootsDecoder
 from s2d.rules import SharedNoise
 from s2d.sampling import Draws, warp
 from s2d.trace.colors import COLORS, color_exits
@@ -47,10 +48,11 @@ class Sure(LayerExit):
 CASES = {
     "ar": {"method": "ar", "temperature": 1.0},
     "growing tree": {"method": "s2d-tree", "temperature": 1.0, "top_k": 4},
-    "rejected growing tree": {"method": "s2d-tree", "decision": DECISION} | REJECTION,
+    "rejected growing tree": {"method": "s2d-tree", "drafter": with_decision(DECISION)} | REJECTION,
+    "rejected chain of several exits": REJECTION,
     "rejected tree that ends": {"method": "mcsd", "tree": (3, 2, 1), "seed": 13}
     | {"temperature": 2.0, "rule": "rejection"},
-    "rejected below lossy roots": {"method": "mcsd", "init": "target"} | REJECTION,
+    "rejected below lossy roots": {"method": "mcsd", "decoder": RootsDecoder} | REJECTION,
     "own": {"exits": (Sure, 3), "temperature": 1.0, "rule": Own},
 }
 close = functools.partial(pytest.approx, rel=6e-3, abs=1e-12)  # three digits
@@ -77,20 +79,18 @@ def known(mini, tokenizer, tmp_path_factory):
 
     @functools.cache
     def make(case):
-        draft = None if case == "ar" else mini("mini-draft")
         options = {"max_new_tokens": 40, "seed": 3} | CASES[case]
-        generation = start(mini("mini-7b"), prompt, draft, **options)
+        generation = start(*models, **options)
         file = tmp_path_factory.mktemp("pages") / "page.html"
-        colors = color_exits(generation.stats.exits)
         texts = Hostile() if case == "own" else tokenizer
-        names = {number: color.name for number, color in colors.items()}
+        names = {exit: color.name for exit, color in color_exits(generation.stats.exits).items()}
         recorder = Recorder(texts, generation, {"target": "T", "colors": names})
         steps = [recorder.add(step) or step for step in generation]
         write_page(recorder.data(), file)
-        assert generation.tokens == generate(mini("mini-7b"), prompt, draft, **options).tokens
+        assert generation.tokens == generate(*models, **options).tokens
         return file, json.loads(json.dumps(recorder.data())), steps, generation
 
-    prompt = tokenizer.encode_chat([QUESTION])
+    models = mini("mini-7b"), tokenizer.encode_chat([QUESTION]), mini("mini-draft")
     return make
 
 
@@ -101,43 +101,44 @@ def test_a_record_is_what_happened(case, known):
     rejected = 0
     for shown, step in zip(data["steps"], steps, strict=True):
         tree = step.tree
-        for level, exit_layer in zip(tree.depths, tree.exit_layers):
-            asked = shown["asked"].get(str(level), [[TARGET, 1.0]])
-            assert asked[-1][0] == exit_layer
-        p = warp(step.logits, options.temperature, top_k=options.top_k)
-        assert shown["nodes"]["p"][1:] == close(p[tree.parents[1:], tree.tokens[1:]].tolist())
-        for position, node in zip(shown["positions"], [0, *step.accepted], strict=True):
+        for node in tree.nodes:
+            asked = shown["asked"].get(str(node.depth), [[TARGET, 1.0]])
+            assert asked[-1][0] == node.exit_layer
+        rows = warp(step.logits, options.temperature, top_k=options.top_k)
+        p = dict(zip(tree.nodes, rows))
+        given = [p[node.parent][node.token].item() for node in tree.nodes[1:]]
+        assert shown["nodes"]["p"][1:] == close(given)
+        for position, node in zip(shown["positions"], [tree.root, *step.accepted], strict=True):
             ids, tests = position["ids"], position["tests"]
             columns = {name: values for name, _, values in position["columns"]}
             assert p[node].argmax() in ids
-            assert columns["p"] == close(p[node, ids].tolist())
-            taken = [tree.tokens[test["node"]] for test in tests if test["accepted"]]
+            assert columns["p"] == close(p[node][ids].tolist())
+            tested = [tree.nodes[test["node"]] for test in tests]
+            taken = [each.token for each, test in zip(tested, tests) if test["accepted"]]
             if position["bonus"] is not None:
                 taken.append(position["bonus"])
-            level = tree.depths[node]
-            assert taken == step.tokens[level : level + 1]
+            assert taken == step.tokens[node.depth : node.depth + 1]
             if "g" in columns:
-                g = Draws(3).noise([len(tree.context) + level], like=p)[0]
+                g = Draws(3).noise([len(tree.context) + node.depth], like=rows)[0]
                 assert columns["g"] == close(g[ids].tolist())
                 scores = [float(each) for each in columns["log p + g"]]  # also of "-inf"
                 assert scores == close((p[node].log() + g)[ids].tolist())
-            if "rejected" in case and tests and tree.exit_layers[tests[0]["node"]] != TARGET:
-                check_rejection(position, p[node], tree.q[tests[0]["node"]], tree.tokens)
+            if "rejected" in case and tests and tested[0].exit_layer != TARGET:
+                check_rejection(position, p[node], tested)
                 rejected += not tests[0]["accepted"]
     assert ("g" in columns) == (case in ("ar", "growing tree"))
     assert (rejected > 0) == ("rejected" in case)
 
 
-def check_rejection(position, p, q, tokens):
-    """``q`` is None if the tokens were chosen and not drawn."""
+def check_rejection(position, p, tested):
+    """The ``tested`` nodes were drawn from one q; or chosen, if they have none."""
     ids = position["ids"]
     expected = []
-    drawn = q is not None
-    if drawn:
+    q = tested[0].q
+    if q is not None:
         expected.append(["q", None, close(q[ids].tolist())])
-    for test in position["tests"]:
-        token = tokens[test["node"]]
-        if not drawn:
+    for token, test in zip([node.token for node in tested], position["tests"]):
+        if tested[0].q is None:
             q = torch.eye(len(p), dtype=p.dtype)[token]
         assert [test["p"], test.get("q", 1.0)] == close([p[token].item(), q[token].item()])
         assert test["chance"] == close(min(1.0, (p[token] / q[token]).item()))
@@ -153,10 +154,10 @@ def check_rejection(position, p, q, tokens):
 
 def test_every_exit_that_was_asked_says_what_the_definition_says(known, mini):
     _, data, steps, _ = known("growing tree")
-    for position, node in zip(data["steps"][2]["positions"], [0, *steps[2].accepted]):
-        text = [*steps[2].tree.context, *steps[2].tree.path(node)]
+    tree = steps[2].tree
+    for position, node in zip(data["steps"][2]["positions"], [tree.root, *steps[2].accepted]):
         for exit_layer, values in position["said"]:
-            probs = logits_after(mini("mini-draft"), text, exit_layer).softmax(dim=-1)
+            probs = logits_after(mini("mini-draft"), tree.text(node), exit_layer).softmax(dim=-1)
             assert values == close(probs[position["ids"]].tolist())
 
 
@@ -194,7 +195,7 @@ Array.from({ length: Number(all("#slider")[0].max) + 1 }, (_, step) => {
 @pytest.mark.parametrize("case", ["growing tree", "rejected below lossy roots", "own"])
 def test_the_page_shows_the_record(case, known, tokenizer):
     """Whatever is in the texts, which are no markup and no script. No option is forgotten."""
-    file, data, _, generation = known(case)
+    file, data, steps, generation = known(case)
     answer, sources, harm, options, on_page = browse(file, ALL_STEPS)
     about = data["about"]
     texts = Hostile() if case == "own" else tokenizer
@@ -207,10 +208,10 @@ def test_the_page_shows_the_record(case, known, tokenizer):
     colors = {int(exit): f"exit {name}" for exit, name in about["colors"].items()}
     given = [exit for step in data["steps"] for exit in step["sources"]]
     assert sources == [colors.get(exit, "target") for exit in given]
-    for seen, step in zip(on_page, data["steps"], strict=True):
-        parents = step["nodes"]["parents"]
-        assert seen["accepted"] == [node in step["path"] for node in range(len(parents))]
-        assert seen["mask"] == [row.nonzero()[0].tolist() for row in ancestors_of(parents)]
+    for seen, step, made in zip(on_page, data["steps"], steps, strict=True):
+        nodes = made.tree.nodes
+        assert seen["accepted"] == [node in made.accepted for node in nodes]
+        assert seen["mask"] == [[nodes.index(each) for each in node.path] for node in nodes]
         assert seen["lit"] == seen["mask"][-1]  # the node that is looked at, and its ancestors
         for level, asked in enumerate(step["asked"].values()):
             said = [row[level] for row in seen["levels"] if row[level] != "·"]

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from transformers import LlamaForCausalLM
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
-from s2d.checkpoint import check_device, save_model
+from s2d.checkpoint import check_device, load, save_model
 from s2d.checkpoint.load import choose_dtype
 
 refused = partial(raises_line, load_model)
@@ -150,8 +151,9 @@ def test_layers_that_are_left_out_are_not_read(sharded):
 
 
 def test_a_dtype_that_is_not_fast_is_only_used_if_it_is_asked_for(monkeypatch):
+    """A GPU without bfloat16, such as a T4, computes in float16."""
     gpu = torch.device("cuda", 0)
-    for capability, expected in (((7, 5), torch.float32), ((8, 0), torch.bfloat16)):
+    for capability, expected in (((7, 5), torch.float16), ((8, 0), torch.bfloat16)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, own=capability: own)
         assert choose_dtype("auto", gpu, "bfloat16") == expected
         assert choose_dtype("bfloat16", gpu, "float32") == torch.bfloat16
@@ -249,11 +251,21 @@ def test_devices(monkeypatch):
 
 
 def test_dtypes(folder):
+    refused(ValueError, "dtype: expected auto, float64, .*, not 'fp16'", folder, dtype="fp16")
     assert load_model(folder).dtype == torch.float32
     save_file(load_model(folder, dtype="float64").state_dict(), folder / "model.safetensors")
     for wanted in ("auto", ...):  # what config.json does not say, the weights do
         change_json(folder / "config.json", torch_dtype=wanted)
         assert load_model(folder).dtype == torch.float64
+
+
+def test_a_gpu_is_taken_without_the_attention_of_cudnn(folder, monkeypatch):
+    monkeypatch.setattr(load, "check_device", {"auto": torch.device("cuda")}.get)
+    monkeypatch.setattr(load, "fill", fill := Mock())
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", switch := Mock())
+    load_model(folder)
+    assert torch.device("cuda") in fill.call_args.args
+    switch.assert_called_once_with(False)
 
 
 def test_a_model_that_is_too_large_for_the_memory(folder):

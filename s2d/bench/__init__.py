@@ -1,4 +1,4 @@
-"""Measuring: speed next to transformers, whether drafting pays, the papers' experiments.
+"""Measuring: speed next to transformers, the papers' experiments.
 
 ``compare`` does it from Python. The programs are ``python -m s2d.bench``, see README.md here.
 """

@@ -11,7 +11,7 @@ from importlib import import_module
 
 from ..cli.ending import run_program
 
-PROGRAMS = "speed", "hf", "pays", "papers"  # each is a module with a function main
+PROGRAMS = "speed", "hf", "papers"  # each is a module with a function main
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,8 +44,6 @@ def parse(arguments: list[str]) -> Namespace:
         names = comma_separated(str)
         add("--target", type=names, default="7b,13b,70b", help="names or folders (%(default)s)")
         add("--draft", type=file_name, help="default: the one next to the target")
-    if name in ("hf", "pays"):
-        add("--exits", type=comma_separated(int), help="default: the draft's own")
     if name == "speed":
         add("--methods", nargs="+", help="such as s2d:stop=0.4; default: all")
         add("--hf", action="store_true", help="transformers as well")
@@ -55,6 +53,7 @@ def parse(arguments: list[str]) -> Namespace:
         add("--plot", type=file_name, help="bars in a .svg, .png or .pdf")
     limit, rounds = (1, 1) if name == "hf" else (2, 3)
     if name == "hf":  # which takes no means
+        add("--exits", type=comma_separated(int), help="default: the draft's own")
         parser.set_defaults(temperature=(0.0,), dtype="float64", top_p=1.0, top_k=0, seed=0)
     else:
         numbers = comma_separated(float)

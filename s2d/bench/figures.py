@@ -1,9 +1,13 @@
 """Records of answers, and what is measured of them: figures with their spread over questions."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import sqrt
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +26,14 @@ class Turn(NamedTuple):
     generation: Generation | None  # transformers has none
 
 
+class Difference(NamedTuple):
+    """Where two answers part: after the ids ``before``, one goes on with each of two ``tokens``."""
+
+    seed: int
+    before: list[int]
+    tokens: tuple[int, int]
+
+
 class Record(NamedTuple):
     """How a method answered a question in a round."""
 
@@ -31,16 +43,24 @@ class Record(NamedTuple):
     question: Question
     turns: list[Turn]
 
+    def first_difference(self, other: "Record") -> Difference | None:
+        for own, theirs in zip(self.turns, other.turns):
+            for place, tokens in enumerate(zip(own.tokens, theirs.tokens)):
+                if tokens[0] != tokens[1]:
+                    return Difference(self.seed, own.prompt + own.tokens[:place], tokens)
+        return None
+
 
 @dataclass(frozen=True)
 class Figure:
     """A number that was measured, and its standard error. As text it is ``2.12 ±0.04``.
 
-    The error is that of a bootstrap: questions and rounds are drawn anew, with replacement, and the
-    number is computed again. Each sample has the same questions and rounds for all methods.
+    The error is that of a bootstrap: questions are drawn anew, and the number is computed again.
+    Each sample has the same questions for all methods. A question brings all of its rounds.
     """
 
-    samples: Tensor  # (S,): the first one is of all questions and rounds, each once
+    samples: Tensor  # (S,): the first one is of all questions, each once
+    groups: Sequence[str]  # of all questions, as they are drawn
 
     @property
     def value(self) -> float:
@@ -48,8 +68,15 @@ class Figure:
 
     @property
     def spread(self) -> float | None:
-        """The standard error; None if there was only one question."""
-        return self.samples[1:].std().item() if len(self.samples) > 1 else None
+        """The standard error; None if there were fewer than five questions.
+
+        Few questions also say little about the error itself: value and truth are apart by so many
+        errors as Student's t says. The deviation of samples is multiplied by that of Student's t.
+        """
+        freedom = len(self.groups) - len({*self.groups})
+        if freedom < 4:
+            return None
+        return self.samples[1:].std().item() * sqrt(freedom / (freedom - 2))
 
     def __format__(self, form: str) -> str:
         spread = "" if self.spread is None else f" ±{self.spread:{form}}"
@@ -80,34 +107,39 @@ def make_column(records: Sequence[Record], options: dict[str, Options]) -> Colum
         mat: tokens emitted per step. transformers has no steps.
         accepted: accepted tokens per drafted level.
         needs: the tokens per step with which a method would be as fast as "ar".
-        of best exit, of worst exit: of ``s2d``, its speedup divided by that of the fastest and of
-            the slowest single exit (``sd``) of the column, which are chosen afterwards.
+        of best exit: of ``s2d``, its speedup divided by that of the fastest single exit (``sd``) of
+            the column, which is chosen afterwards.
     """
-    totals = {method: resample(own) for method, own in by_method(records).items()}
+    rows = by_method(records)
+    first = [record for record in rows["ar"] if record.round == records[0].round]
+    groups = [record.question["group"] for record in first]
+    if min(Counter(groups).values()) == 1:  # drawn within it, a single question has no error
+        groups = ["overall"] * len(groups)
+    times = draw_questions(groups)
+    figure = partial(Figure, groups=groups)
+    totals = {method: count_questions(own) @ times.T for method, own in rows.items()}
     speed_alone = totals["ar"][0] / totals["ar"][1]  # (R, S)
     column: Column = {}
     for method, (tokens, seconds, steps, levels, accepted) in totals.items():
         speedup = (tokens / seconds / speed_alone).quantile(0.5, dim=0)  # (S,)
-        cell = column[method] = {"speedup": Figure(speedup)}
+        cell = column[method] = {"speedup": figure(speedup)}
         if steps.any():
             mat = tokens.sum(dim=0) / steps.sum(dim=0)
-            cell["mat"] = Figure(mat)
-            cell["accepted"] = Figure(accepted.sum(dim=0) / levels.sum(dim=0).clamp(min=1))
-            cell["needs"] = Figure(mat / speedup)
+            cell["mat"] = figure(mat)
+            cell["accepted"] = figure(accepted.sum(dim=0) / levels.sum(dim=0).clamp(min=1))
+            cell["needs"] = figure(mat / speedup)
     single = [column[name]["speedup"].samples for name in options if options[name].method == "sd"]
     for method in options:
         if single and options[method].method == "s2d":
             speedup = column[method]["speedup"].samples
-            column[method]["of best exit"] = Figure(speedup / torch.stack(single).amax(dim=0))
-            column[method]["of worst exit"] = Figure(speedup / torch.stack(single).amin(dim=0))
+            column[method]["of best exit"] = figure(speedup / torch.stack(single).amax(dim=0))
     return column
 
 
-def resample(records: Sequence[Record]) -> Tensor:
-    """(5, R, S): tokens, seconds, steps, levels and accepted tokens in each of R drawn rounds.
+def count_questions(records: Sequence[Record]) -> Tensor:
+    """(5, R, Q): tokens, seconds, steps, levels and accepted tokens, by round and question.
 
-    They are sums over the questions that each of S samples draws. ``records`` go by rounds, then by
-    questions. The draws depend on how many there are of both, and are the same for all methods.
+    The ``records`` of a method go by rounds, then by questions.
     """
     counts = []
     for record in records:
@@ -118,18 +150,25 @@ def resample(records: Sequence[Record]) -> Tensor:
             counts[-1][3] += stats.draft_levels
             counts[-1][4] += stats.accepted_tokens
     rounds = len({record.round for record in records})
-    by_question = torch.tensor(counts, dtype=torch.float64).T.view(5, rounds, -1)  # (5, R, Q)
-    questions = by_question.shape[2]
-    count = RESAMPLES if questions > 1 else 0
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(questions, (count, questions), generator=generator)
-    drawn = torch.cat((torch.arange(questions)[None], drawn))  # (S, Q)
-    picked = torch.randint(rounds, (count, rounds), generator=generator)
-    picked = torch.cat((torch.arange(rounds)[None], picked))  # (S, R)
-    times = torch.zeros(drawn.shape, dtype=torch.float64)  # that a question was drawn
-    times.scatter_add_(1, drawn, torch.ones_like(times))
-    by_round = by_question @ times.T  # (5, R, S)
-    return by_round.gather(1, picked.T.expand(5, -1, -1))
+    return torch.tensor(counts, dtype=torch.float64).T.view(5, rounds, -1)
+
+
+def draw_questions(groups: Sequence[str]) -> Tensor:
+    """(S, Q): how many times each sample counts each question.
+
+    Questions are drawn with replacement and within their ``groups``, as they were taken. Of n
+    questions n - 1 are drawn, and count n / (n - 1) times: drawing n of them would make the error
+    too small, by the root of (n - 1) / n (Rao and Wu, 1988).
+    """
+    generator = np.random.default_rng(0)
+    times = torch.ones(1 + RESAMPLES, len(groups), dtype=torch.float64)
+    for group in dict.fromkeys(groups):
+        inside = [place for place, each in enumerate(groups) if each == group]
+        size = len(inside)
+        count = max(1, size - 1)  # a single question is always drawn
+        drawn = generator.multinomial(count, [1 / size] * size, RESAMPLES)
+        times[1:, inside] = torch.from_numpy(drawn * (size / count))
+    return times
 
 
 def mean_column(columns: Sequence[Column]) -> Column:
@@ -138,6 +177,7 @@ def mean_column(columns: Sequence[Column]) -> Column:
     for row, cell in columns[0].items():
         if all(row in column for column in columns):
             for measure in cell:
-                total = sum(column[row][measure].samples for column in columns)
-                means.setdefault(row, {})[measure] = Figure(total / len(columns))
+                samples = sum(column[row][measure].samples for column in columns) / len(columns)
+                groups = cell[measure].groups
+                means.setdefault(row, {})[measure] = Figure(samples, groups)
     return means

@@ -18,7 +18,7 @@ from ..checkpoint.tokenizer_model import SentencePieceModel
 from ..model import Llama
 from .figures import Record, by_method
 from .measure import compare_methods
-from .methods import choose_default, load_methods
+from .methods import choose_methods, default_methods, load_methods
 from .peers import as_transformers, run_peer
 from .specbench import corpus_questions
 
@@ -33,7 +33,10 @@ ALLOWED = 1e-9
 
 def main(args: Namespace) -> int:
     """Print a line for each comparison; 1 if one found a fault, else 0."""
-    chosen = {name: choose_default(name, args) for name in args.target}
+    chosen = {}
+    for name in args.target:
+        methods = default_methods(name, args.draft, args.exits)
+        chosen[name] = choose_methods(name, dict(zip(methods, methods)), args)
     questions = corpus_questions(args.limit, turns=1)
     rights = []
     for name, choices in chosen.items():
@@ -47,7 +50,8 @@ def main(args: Namespace) -> int:
         theirs = by_method(comparison.records)["transformers"]
         rights.append(compare_logits(alone.target, peer, theirs))
         # In float64 no two likely tokens are so close that rounding decides.
-        for method, different in comparison.different_from("transformers").items():
+        for method, places in comparison.different_from("transformers").items():
+            different = len(places)
             rights.append(show(method, f"greedy text: {different} answers differ", not different))
     return 0 if all(rights) else 1
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from ..checkpoint.notices import progress
 from ..checkpoint.tokenizer import Tokenizer
-from ..generation import Ids, as_ids, make_decoder
+from ..generation import Ids, as_ids, decide, make_decoder
 from ..model import Llama
-from ..options import Options, decide
+from ..options import Options
 from ..pair.loading import Pair
 from ..stats import Generation
 from .figures import Question, Record, Turn

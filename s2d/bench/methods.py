@@ -12,8 +12,8 @@ from typing import Any
 from ..checkpoint import load_model
 from ..checkpoint.config import ModelFolder, read_folder
 from ..cli.program import Parser, add_drafting_options
+from ..generation import decide
 from ..model import Llama
-from ..options import decide
 from ..pair.loading import Choice, Pair, choose_pair, load_chosen
 from ..pair.names import find_draft, find_target
 
@@ -26,7 +26,7 @@ def default_methods(target: str, draft: Path | None, exits: Sequence[int] | None
     found = find_draft(read_folder(find_target(target)), draft, exits).draft
     if found is None:
         return ["s2d-tree:exits=0"]
-    exits = exits or decide(found, method="s2d").exits
+    exits = exits or [each for each in decide(found, method="s2d").exits if isinstance(each, int)]
     single = [f"sd:exits={each}" for each in exits]
     together = ",".join(map(str, exits))
     names = f"mcsd:exits={exits[-1]}", f"s2d:exits={together}", f"s2d-tree:exits={together}"
@@ -66,12 +66,6 @@ def choose_methods(target: str, methods: dict[str, str], args: Namespace) -> dic
     return choices
 
 
-def choose_default(target: str, args: Namespace) -> dict[str, Choice]:
-    """What the default methods need for a ``target``."""
-    names = default_methods(target, args.draft, args.exits)
-    return choose_methods(target, {name: name for name in names}, args)
-
-
 def load_methods(choices: dict[str, Choice], args: Namespace) -> dict[str, Pair]:
     """Load what is chosen for methods on one target, each model once.
 
@@ -84,7 +78,10 @@ def load_methods(choices: dict[str, Choice], args: Namespace) -> dict[str, Pair]
             loaded[folder.path] = load_model(folder, *where, layers=layers)
         return loaded[folder.path]
 
-    last_exit = {name: max(choice.options.exits, default=0) for name, choice in choices.items()}
+    last_exit = {}
+    for name, choice in choices.items():
+        layers = [each for each in choice.options.exits if isinstance(each, int)]
+        last_exit[name] = max(layers, default=0)  # exit 0 has none
     pairs = {}
     for name in sorted(choices, key=last_exit.get, reverse=True):
         pairs[name] = load_chosen(choices[name], args.device, args.dtype, load)

@@ -11,12 +11,10 @@ from ..checkpoint.files import staged
 from ..cli.terminal import describe
 from ..options import Options
 from ..stats import Stats
-from .figures import Column, Record, by_method, make_column, stats_of
+from .figures import Column, Difference, Record, by_method, make_column, stats_of
 
-MEASURES = "speedup", "mat"
-LEGEND = "speedup / mean accepted tokens ± standard error (at T=0 rounds repeat texts, not speeds)"
-OF_EXITS = "of best exit", "of worst exit"
-LEGEND_OF_EXITS = "speedup divided by that of the fastest / of the slowest single exit"
+MEASURES = "speedup", "mat", "of best exit"
+LEGEND = "speedup / mean accepted tokens / speedup divided by the best single exit's"
 
 
 @dataclass(frozen=True)
@@ -44,30 +42,37 @@ class Comparison:
         found = {}
         for method, options in self.options.items():
             if options.exits:  # not "ar"
-                stats = stats_of(rows[method])
-                counted = [step for each in stats for step in each.counted]
-                found[method] = Stats(stats[0].exits, counted).acceptance()
+                total = Stats(exits=[])
+                for stats in stats_of(rows[method]):
+                    total.exits = stats.exits
+                    total.levels += stats.levels
+                    total.accepted += stats.accepted
+                    total.exit_counts += stats.exit_counts
+                found[method] = total.acceptance()
         return found
 
-    def different_from(self, expected: str) -> dict[str, int]:
-        """{lossless method: how many of its answers differ from those of the ``expected`` one}.
+    def different_from(self, expected: str) -> dict[str, list[Difference]]:
+        """{lossless method: where its answers differ from those of the ``expected`` one}.
 
-        Above T = 0 rejection sampling draws another text than others, and is left out.
+        Above T = 0 rejection sampling draws another text than others, and is left out. What is
+        lossless bit for bit is compared with the target alone in the same form, if that is there.
         """
         rows = by_method(self.records)
-        texts = {name: [[t.tokens for t in each.turns] for each in rows[name]] for name in rows}
+        alone = {each.decoder: name for name, each in self.options.items() if each.method == "ar"}
         found = {}
         for method, options in self.options.items():
             draws_anew = options.rule != "noise" and options.temperature > 0
             is_exact = rows[method][0].turns[0].generation.exact
-            if method != expected and is_exact and not draws_anew:
-                pairs = zip(texts[expected], texts[method])
-                found[method] = sum(one != other for one, other in pairs)
+            if options.method != "ar" and is_exact and not draws_anew:
+                others = rows[
+                    alone.get(options.decoder, expected) if expected == "ar" else expected
+                ]
+                pairs = [one.first_difference(own) for one, own in zip(others, rows[method])]
+                found[method] = [each for each in pairs if each is not None]
         return found
 
     def __str__(self) -> str:
         text = table(f"{self.title}: {LEGEND}", self.by_group, MEASURES)
-        text += table(f"\n{self.title}: {LEGEND_OF_EXITS}", self.by_group, OF_EXITS)
         if self.acceptance:
             text += f"\n{render(acceptance_table(self.acceptance))}\n"
         return text
@@ -96,20 +101,17 @@ def column_as_json(column: Column) -> dict[str, Any]:
     return rows
 
 
-def table(legend: str, columns: Mapping[str, Mapping], measures: Sequence[str]) -> str:
-    """A ``legend`` and the ``columns``: cells show those of the ``measures`` that they have.
-
-    A row without any is left out; a table without rows is no text.
-    """
-    lines = [["", *columns]]
+def table(legend: str, columns: Mapping[str, Column], measures: Sequence[str]) -> str:
+    """A ``legend`` and the ``columns``: cells show those of the ``measures`` that they have."""
+    counts = [len(column["ar"]["speedup"].groups) for column in columns.values()]
+    lines = [["", *(f"{name} ({count})" for name, count in zip(columns, counts))]]
     for row in next(iter(columns.values())):
         line = [row]
         for column in columns.values():
             cell = column.get(row, {})
             line.append(" / ".join(f"{cell[key]:.2f}" for key in measures if key in cell))
-        if any(line[1:]):
-            lines.append(line)
-    return f"{legend}\n\n{render(lines)}\n" if len(lines) > 1 else ""
+        lines.append(line)
+    return f"{legend}, ± standard error (of so many questions)\n\n{render(lines)}\n"
 
 
 def acceptance_table(found: dict[str, dict[str, Any]]) -> list[list[str]]:

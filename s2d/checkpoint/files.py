@@ -61,6 +61,42 @@ def refuse_existing(path: Path | str) -> Path:
 
 
 @contextmanager
+def taken(path: Path | str) -> Iterator[Path]:
+    """Hold ``path``, an output that is not there yet, for a program that writes it at its end.
+
+    Its folder is made, and a hidden file beside it is locked until the program is done or killed.
+    Of torchrun's processes the first one does so. Raises ValueError if the output is there already
+    or another program holds it, and OSError if it cannot be written.
+    """
+    from fcntl import LOCK_EX, LOCK_NB, flock  # Windows has none
+
+    path = Path(path)
+    if os.path.lexists(path):
+        raise ValueError(f"{path} is there already; remove it or name another")
+    if os.environ.get("RANK", "0") != "0":
+        yield path
+        return
+    # This name is longer than that of any file that is written beside an output.
+    lock = path.with_name(f".{path.name}.is-being-written")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror}") from None
+    with file:
+        try:
+            flock(file, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{path} is being written by another program") from None
+        except OSError:
+            pass  # some file systems of clusters have no locks
+        try:
+            yield path
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+@contextmanager
 def staged(path: Path | str) -> Iterator[Path]:
     """The name of a file, or of a folder to make, which is then renamed to ``path``.
 
@@ -71,7 +107,7 @@ def staged(path: Path | str) -> Iterator[Path]:
     if os.path.lexists(path) and not path.is_file():  # a folder, or a device such as /dev/null
         raise ValueError(f"{path} is no regular file, and is not replaced; name another")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+    with TemporaryDirectory(prefix=".new.", dir=path.parent) as folder:
         stage = Path(folder, "new", path.name)
         stage.parent.mkdir()
         try:

@@ -7,6 +7,7 @@ has the instructions for their dtype; else they stay plain.
 
 In this project only this file uses private parts of PyTorch: ``torch.ops.mkldnn`` packs weights
 for oneDNN's matmul, for which there is no public name. Where it is missing, nothing is packed.
+``_apply`` is what moves and casts a module.
 """
 
 from typing import Any, NoReturn
@@ -18,27 +19,37 @@ PACKED_FOR = 8  # rows; the layout for these is as good for 1 to 16
 SMALL = 100e6  # bytes of weights
 
 
+def refuse(*_: Any) -> NoReturn:
+    words = "packed weights are for inference alone, and stay as they are"
+    raise ValueError(f"{words}: load_model(..., quick=False)") from None
+
+
 class PackedLinear(nn.Module):
     """An nn.Linear for inference alone: the parameter itself is in oneDNN's own layout.
 
-    PyTorch refuses to move, cast, copy or load such a parameter. To save or to train it raises
-    ValueError.
+    To move, cast, copy, load, save or train it raises ValueError.
     """
+
+    __reduce_ex__ = refuse  # asked for by copy.deepcopy and pickle
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.weight = nn.Parameter(pack(linear.weight.detach()), requires_grad=False)
         self.bias = linear.bias
         self.register_state_dict_pre_hook(refuse)
+        self.register_load_state_dict_pre_hook(refuse)
+
+    def _apply(self, *arguments: Any) -> "PackedLinear":
+        """The part of ``to``, ``half``, ``float`` and so on, which may change nothing."""
+        try:
+            return super()._apply(*arguments)
+        except RuntimeError:
+            refuse()
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad or self.weight.requires_grad:
             refuse()
         return multiply_packed(x, self.weight, self.bias)
-
-
-def refuse(*_: Any) -> NoReturn:
-    raise ValueError("packed weights are for inference alone: load_model(..., quick=False)")
 
 
 def pack(weight: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ Share = Callable[[str, Tensor], Tensor]
 
 def load_model(
     folder: Path | str | ModelFolder,
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "auto",
     dtype: torch.dtype | str = "auto",
     share: Share | None = None,
     quick: bool = True,
@@ -42,7 +42,7 @@ def load_model(
         folder: where it is, or what ``read_folder`` has read there.
         device: see ``check_device``.
         dtype: a dtype, its name, or "auto": see ``choose_dtype``.
-        share: what is loaded of each tensor, if that is a part of it (speed/tensor_parallel.py).
+        share: what is loaded of each tensor, if that is a part of it (passes/tensor_parallel.py).
         quick: on a CPU, lay weights out anew for matmuls of a few rows (layout.py).
         layers: how many of the first layers to read: a draft needs those up to its last exit. The
             others need not be in the folder. If config.json names exits after these layers, the
@@ -75,6 +75,12 @@ def load_model(
     fill(model, read_tensors(path, not_read), path, device, dtype, share)
     if quick and device.type == "cpu":
         quicken(model)
+    if device.type == "cuda":
+        # On H100 and B200, PyTorch asks cuDNN's attention first (``check_prefer_cudnn_attention``).
+        # cuDNN plans on the CPU for each new pair of lengths, and here every pass has new lengths.
+        # A plan takes longer than a pass: 22 ms (lablup/mlxcel 1799), 0.4 s (modelscope/FunASR
+        # 3704). On a B200 it also changes greedy text (pytorch 193893).
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if drafting and drafting["exits"][-1] <= layers:
         model.drafting = drafting
     return model
@@ -230,9 +236,16 @@ def name_of(dtype: torch.dtype | str) -> str:
 
 
 def choose_dtype(dtype: torch.dtype | str, device: torch.device, stored: str) -> torch.dtype:
-    """A dtype, its name, or "auto": that of the ``stored`` weights, float32 if it is not fast."""
-    found = DTYPES[name_of(stored if dtype == "auto" else dtype)]
-    return torch.float32 if dtype == "auto" and not is_fast(found, device) else found
+    """A dtype, its name, or "auto": that of the ``stored`` weights, if the device is fast in it.
+
+    If it is not, a GPU computes in float16, and any other device in float32. ValueError: no dtype.
+    """
+    name = name_of(stored if dtype == "auto" else dtype)
+    if name not in DTYPES:
+        raise ValueError(f"dtype: expected auto, {', '.join(DTYPES)}, not {name!r}")
+    if dtype != "auto" or is_fast(DTYPES[name], device):
+        return DTYPES[name]
+    return torch.float16 if device.type == "cuda" else torch.float32
 
 
 def is_fast(dtype: torch.dtype, device: torch.device) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 def acceptance_probability(p: Tensor, q: Tensor, token: int) -> Tensor:
     """A token that is proposed too often (q > p) stays in p / q of the cases; others always stay.
 
-    In the project: ``rules.Rejection.test_children``.
+    In the project: ``rules.Rejection.chances``.
     """
     return (p[token] / q[token]).clamp(max=1.0)
 
@@ -32,7 +32,7 @@ def choose_exit(confidences: Sequence[float], thresholds: Sequence[float]) -> in
 def ancestor_mask(parents: Sequence[int]) -> np.ndarray:
     """A node attends to what its parent attends to, and to itself.
 
-    In the project: ``mask.add_nodes``, level by level.
+    In the project: ``mask.inputs``, by the path of each node.
     """
     mask = np.eye(len(parents), dtype=bool)
     for node in range(1, len(parents)):
@@ -41,5 +41,5 @@ def ancestor_mask(parents: Sequence[int]) -> np.ndarray:
 
 
 def kept_rows(rows: Tensor, n: int, accepted: Sequence[int]) -> Tensor:
-    """In the project: ``cache.KVCache.keep``, which moves the rows inside the cache."""
+    """In the project: ``model.KVCache.keep``, which moves the rows inside the cache."""
     return torch.cat([rows[:n], rows[[n - 1 + node for node in accepted]]])

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from ..stats import Step
 from ..trace.colors import COLORS, SHADES, color_exits
-from ..tree import Tree
+from ..tree import Node, Tree
 
 DRAFT = COLORS[0].light
 INK, FAINT, LINE, P, Q = (SHADES[name][0] for name in ("ink", "faint", "line", "p", "q"))
@@ -99,13 +99,13 @@ def draw_chains(steps: Sequence[Step], piece: Piece) -> Picture:
     """A row for each step: the chain that was drafted, what of it was accepted, the bonus token."""
     boxes = []
     for row, step in enumerate(steps):
-        tokens = step.tree.tokens[1:]  # node 0 is the end of the context
-        for column, token in enumerate(tokens):
-            verdict = "accepted" if column + 1 in step.accepted else "rejected"
+        nodes = step.tree.nodes[1:]  # the first one is the end of the context
+        for column, node in enumerate(nodes):
+            verdict = "accepted" if node in step.accepted else "rejected"
             face = DRAFT if verdict == "accepted" else "white"
-            boxes.append(Box(column, row, piece(token), f"drafted, {verdict}", face, DRAFT))
+            boxes.append(Box(column, row, piece(node.token), f"drafted, {verdict}", face, DRAFT))
         bonus = piece(step.tokens[-1])
-        boxes.append(Box(len(tokens), row, bonus, "the target's own token", FAINT, FAINT))
+        boxes.append(Box(len(nodes), row, bonus, "the target's own token", FAINT, FAINT))
     axes = draw_boxes(boxes, TOKEN)
     counts = [len(step.accepted) for step in steps]
     return Picture(axes, f"Accepted tokens of each step: {counts}.")
@@ -165,27 +165,26 @@ def draw_catch_up(
     return draw_numbers(rows, names, framed={})
 
 
-def draw_tree(tree: Tree, accepted: list[int], exits: Sequence[int], piece: Piece) -> Picture:
+def draw_tree(tree: Tree, accepted: list[Node], exits: Sequence[int], piece: Piece) -> Picture:
     """The tree that the target checked, in the colours of the exits; accepted nodes are filled."""
     colors = color_exits(exits)  # as on the page of an answer
-    paths = [np.flatnonzero(ancestors).tolist() for ancestors in tree.ancestors]
-    rows: dict[int, int] = {}  # node -> the row it is drawn in
+    number = {node: i for i, node in enumerate(tree.nodes)}
+    rows: dict[Node, int] = {}  # the row it is drawn in
     row = 0
-    for node in sorted(range(len(paths)), key=paths.__getitem__):
+    for node in sorted(tree.nodes, key=lambda node: [number[each] for each in node.path]):
         rows[node] = row
-        row += node not in tree.parents  # after a leaf, a new row begins
-    root = f"0: {piece(tree.tokens[0])}"
-    boxes = [Box(0, 0, root, "the context's last token", FAINT, FAINT)]
-    for node in range(1, len(rows)):
-        exit_layer = tree.exit_layers[node]
-        edge = colors[exit_layer].light
+        row += not tree.children(node)  # after a leaf, a new row begins
+    root = f"0: {piece(tree.root.token)}"
+    boxes = {tree.root: Box(0, 0, root, "the context's last token", FAINT, FAINT)}
+    for node in tree.nodes[1:]:
+        edge = colors[node.exit_layer].light
         verdict = "accepted" if node in accepted else "rejected"
         face = edge if verdict == "accepted" else "white"
-        text = f"{node}: {piece(tree.tokens[node])}"
-        kind = f"exit {exit_layer}, {verdict}"
-        boxes.append(Box(1.3 * tree.depths[node], rows[node], text, kind, face, edge))
-    axes = draw_boxes(boxes, TOKEN)
-    for parent, box in zip(tree.parents[1:], boxes[1:]):
-        x = [boxes[parent].column + SIDE, box.column]
-        axes.plot(x, [rows[parent] + 0.4, box.row + 0.4], color=FAINT, linewidth=0.8)
-    return Picture(axes, f"A drafted tree. Accepted nodes: {accepted}.")
+        text = f"{number[node]}: {piece(node.token)}"
+        kind = f"exit {node.exit_layer}, {verdict}"
+        boxes[node] = Box(1.3 * node.depth, rows[node], text, kind, face, edge)
+    axes = draw_boxes(list(boxes.values()), TOKEN)
+    for node in tree.nodes[1:]:
+        x = [boxes[node.parent].column + SIDE, boxes[node].column]
+        axes.plot(x, [rows[node.parent] + 0.4, rows[node] + 0.4], color=FAINT, linewidth=0.8)
+    return Picture(axes, f"A drafted tree. Accepted nodes: {[number[each] for each in accepted]}.")

@@ -8,7 +8,6 @@ text stays exact (see ``rules.Rejection``).
 
 import json
 import zlib
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,9 +16,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..checkpoint.files import read_safetensors, staged
+from ..draft import Exit, SortedDraft
 from ..options import short
-from ..rules import Prediction, Rule
-from ..tree import Proposal, Tree
+from ..rules import Prediction, Proposal, Rule
+from ..tree import Node, Tree
 
 
 class Decision(nn.Module):
@@ -57,20 +57,18 @@ class Decision(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         return self.layers(features).squeeze(-1).sigmoid()
 
-    def estimate(self, prediction: Prediction, proposal: Proposal) -> list[list[float]]:
-        """Estimates that the children in ``proposal`` are accepted: R lists.
+    def estimate(self, prediction: Prediction, proposal: Proposal) -> Tensor:
+        """Estimates (R, C) that the children in ``proposal`` are accepted.
 
         The network's answer is about the first child of a node. The others share what it leaves in
         proportion to the rule's estimates. If those are 0.5, 0.3 and 0.1 and the network says 0.8,
         the children get 0.8, 0.15 and 0.05.
         """
         features = self.inputs(prediction).to(self.layers[0].weight.device)
-        answers = self(features).tolist()
-        estimates = []
-        for answer, probs in zip(answers, proposal.probs):
-            share = (1.0 - answer) / max(sum(probs[1:]), 1e-9)
-            estimates.append([answer, *(share * other for other in probs[1:])][: len(probs)])
-        return estimates
+        answers = self(features).to(proposal.estimates)[:, None]  # (R, 1)
+        others = proposal.estimates[:, 1:]
+        share = (1.0 - answers) / others.sum(dim=-1, keepdim=True).clamp(min=1e-9)
+        return torch.cat((answers, share * others), dim=-1)
 
 
 class DecisionRule:
@@ -83,10 +81,28 @@ class DecisionRule:
         self.verify = rule.verify
 
     def propose(
-        self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
+        self, tree: Tree, nodes: list[Node], prediction: Prediction, width: int
     ) -> Proposal:
-        proposal = self.rule.propose(tree, nodes, prediction, widths)
-        return proposal._replace(probs=self.decision.estimate(prediction, proposal))
+        proposal = self.rule.propose(tree, nodes, prediction, width)
+        estimates = self.decision.estimate(prediction, proposal)
+        # An estimate of 0 says that there is no child. A child that was drawn has to be sent.
+        estimates = estimates.clamp(min=1e-30).where(proposal.estimates > 0, 0.0)
+        return proposal._replace(estimates=estimates)
+
+
+def with_decision(decision: Decision) -> type[SortedDraft]:
+    """A draft that a decision model stops, as it is given, with any rule:
+
+    ``generate(..., drafter=with_decision(decision), stop=decision.threshold)``
+    """
+
+    class DecidedDraft(SortedDraft):
+        def ask(
+            self, exit_: Exit, tree: Tree, nodes: list[Node], rule: Rule
+        ) -> tuple[list[Node], float]:
+            return super().ask(exit_, tree, nodes, DecisionRule(rule, decision))
+
+    return DecidedDraft
 
 
 def fingerprint(norm: Tensor) -> str:

@@ -2,16 +2,16 @@
 
 The last pass already gave the target's distribution for the next position, and so the first level
 of the next tree, which the draft only extends (improved MCSD, arXiv 2409.10644, "target
-initialized"). The paper calls the tokens of this level roots. Here they are the children of node 0.
+initialized"). The paper calls the tokens of this level roots. Here they are the root's children.
 
-With ``rule="rejection"`` there are several roots, as published: what the rule would propose if the
-target were the draft. With shared noise there is one root, the token that the target takes, and the
-text stays the target's own.
+It is given as ``generate(..., decoder=RootsDecoder)``. With ``rule="rejection"`` there are several
+roots, as published: what the rule would propose if the target were the draft. With shared noise
+there is one root, the token that the target takes, and the text stays the target's own.
 """
 
+import copy
 from collections.abc import Sequence
 
-import numpy as np
 from torch import Tensor
 
 from ..decoder import Decoder
@@ -20,7 +20,7 @@ from ..model import Llama
 from ..options import Options
 from ..rules import Prediction, Rule
 from ..stats import Step
-from ..tree import TARGET, Proposal, Tree
+from ..tree import TARGET, Node, Tree
 
 
 class RootsDecoder(Decoder):
@@ -38,42 +38,43 @@ class RootsDecoder(Decoder):
         options: Options,
     ) -> None:
         if not isinstance(options.rule, str):
-            raise ValueError("init='target' goes with rule='noise' or 'rejection'")
+            raise ValueError("target-initialised roots go with rule='noise' or 'rejection'")
         super().__init__(target, drafter, rule, context, options)
         self.root_rule = rule
         self.roots: list[int] = []  # of the next tree; the first one is the target's choice
         self.count = 1
-        if options.rule == "rejection":
-            self.count = drafter.shape.width(Tree.root(context), 0)
+        if options.rule == "rejection" and options.exits:
+            self.count = options.shape.width(Tree(context, options.shape).root)
             self.rule = LongestPath(rule, self.count)
 
     def draft(self) -> Tree:
         """As a Decoder's, below a first level of the roots."""
-        tree = Tree.root(self.context)
+        tree = Tree(self.context, self.options.shape)
         if not self.roots:
             return tree
-        level = Proposal([self.roots], [[1.0] * len(self.roots)])
-        tree = tree.add_level([0], level, exit_layer=TARGET)
+        roots = [tree.root.child(token, 1.0, TARGET) for token in self.roots]
+        tree.add_level([tree.root], roots)
         # No bonus token needs a position, and the first level costs the draft nothing.
         n = len(self.context)
-        depth = min(self.drafter.shape.depth, self.limit - n, self.drafter.max_positions - n + 1)
-        tree = self.drafter.grow(tree, depth, self.rule)
-        if tree.tokens[1:2] != (self.roots[0],):
+        most = min(self.limit - n, self.drafter.max_positions - n + 1)
+        self.drafter.grow(tree, min(tree.shape.depth, most), self.rule)
+        if roots[0] not in tree.nodes:
             raise ValueError("a shape leaves out the token that the target has chosen")
         return tree
 
-    def new_tokens(self, tree: Tree, accepted: list[int], bonus: int) -> list[int]:
+    def new_tokens(self, accepted: list[Node], bonus: int) -> list[int]:
         self.roots = [bonus]
-        return super().new_tokens(tree, accepted, bonus)[:-1]
+        return super().new_tokens(accepted, bonus)[:-1]
 
     def roll_back(self, step: Step) -> None:
         """As a Decoder's. The next pass reads the last token once more, to have its logits."""
         super().roll_back(step)
         self.cache.keep(self.cache.length - 1, [])
         if self.count > 1:
-            last = [0, *step.accepted][-1]
-            said = Prediction(step.logits[[last]], confidence=1.0)
-            [likely] = self.root_rule.propose(step.tree, [last], said, [self.count]).tokens
+            last = [step.tree.root, *step.accepted][-1]
+            said = Prediction(step.logits[[step.tree.nodes.index(last)]], confidence=1.0)
+            tokens, estimates, _ = self.root_rule.propose(step.tree, [last], said, self.count)
+            likely = tokens[estimates > 0].tolist()
             others = [token for token in likely if token != self.roots[0]]
             self.roots += others[: self.count - 1]
 
@@ -89,13 +90,14 @@ class LongestPath:
         self.exact = roots == 1
         self.propose = rule.propose
 
-    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
-        logits = logits.cpu()  # so that a GPU is waited for once
+    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[Node], int]:
         walks = []
-        for root in tree.children(0):
-            nodes = np.flatnonzero(tree.ancestors[:, root]).tolist()  # the root and all below it
-            accepted, bonus = self.rule.verify(tree.prune(nodes), logits[nodes])
-            walks.append(([root, *(nodes[each] for each in accepted)], bonus))
+        for root in tree.children(tree.root):
+            rows = [row for row, node in enumerate(tree.nodes) if root in node.path]
+            below = copy.copy(tree)  # the root and all nodes below it
+            below.nodes = [tree.nodes[row] for row in rows]
+            accepted, bonus = self.rule.verify(below, logits[rows])
+            walks.append(([root, *accepted], bonus))
         if not walks:
             return self.rule.verify(tree, logits)
         return max(walks, key=lambda walk: len(walk[0]))  # of equally long ones, the first

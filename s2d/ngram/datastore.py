@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 
 from ..checkpoint.files import read_safetensors, staged
-from ..model import LlamaConfig
-from .table import ORDER
+from ..model import Llama, LlamaConfig
+from .table import ORDER, TableExit
 
 FOLLOWERS = 64  # the most frequent tokens that are kept for one suffix; this bounds the time
 NOTHING = -1  # what stands after the end of a document
@@ -45,6 +45,20 @@ def check_datastore(datastore: "Datastore", vocab_size: int) -> None:
     if datastore.largest >= vocab_size:
         words = f"the token {datastore.largest}, and the target has tokens 0 to {vocab_size - 1}"
         raise ValueError(f"the datastore has {words}")
+
+
+def reading(datastore: "Datastore") -> type[TableExit]:
+    """Exit 0 that knows a ``datastore``, as it is given: ``generate(..., exits=[reading(store)])``.
+
+    ValueError, when it is made, if the target's vocabulary has not all tokens of the datastore.
+    """
+
+    class ReadingExit(TableExit):
+        def __init__(self, target: Llama, draft: Llama | None = None) -> None:
+            check_datastore(datastore, target.config.vocab_size)
+            super().__init__(target, draft, datastore)
+
+    return ReadingExit
 
 
 def save_datastore(path: Path, documents: list[list[int]], config: LlamaConfig) -> None:

@@ -12,9 +12,11 @@ from ..checkpoint import load_model
 from ..checkpoint.config import ModelFolder, read_folder
 from ..checkpoint.load import read_tensors
 from ..checkpoint.tokenizer import Tokenizer
+from ..generation import decide
 from ..model import Llama
-from ..options import Options, decide
-from ..speed.tensor_parallel import load_part
+from ..options import Options, expect
+from ..passes.bitwise import BitwiseDecoder, check_chain
+from ..passes.tensor_parallel import load_part
 from .names import FoundDraft, find_draft, find_target, refuse_other_size
 
 
@@ -45,29 +47,41 @@ def load_pair(
     return load_chosen(choose_pair(target, draft, **options), device, dtype)
 
 
-def choose_pair(target: Path | str, draft: Path | str | None = None, **options: Any) -> Choice:
-    """Find the folders and decide the ``options``, which are given by name.
+def choose_pair(
+    target: Path | str,
+    draft: Path | str | None = None,
+    init: str = "draft",
+    decision: Path | None = None,
+    datastore: Path | None = None,
+    bitwise: bool = False,
+    **options: Any,
+) -> Choice:
+    """Find the folders and decide the ``options``, which are given by name, as to ``generate``.
 
-    By default the draft, or the datastore, is the one that ``find_draft`` finds. In ``options``,
-    ``decision`` and ``datastore`` may be files. Raises ValueError or FileNotFoundError for what
-    cannot be found, read or run.
+    Raises ValueError or FileNotFoundError for what cannot be found, read or run.
+
+    Args:
+        target, draft: as ``find_target`` and ``find_draft`` know them.
+        init: what proposes the first level of a tree: "draft", or "target" (mcsd/roots.py).
+        decision: the file of a decision model (mcsd/decision.py).
+        datastore: the file of a datastore for exit 0; by default what ``find_draft`` finds.
+        bitwise: whether all passes have one form (passes/bitwise.py); drafts are chains then.
     """
+    if bitwise and (init == "target" or is_initialized()):
+        raise ValueError("bitwise: expected without roots from the target, and in one process")
+    if bitwise:
+        options["decoder"] = BitwiseDecoder
+        if not {"method", "tree"} & options.keys():
+            options["method"] = "s2d"  # the default of exit 0 alone would be a tree
     folder = read_folder(find_target(target))
-    found = FoundDraft(draft=None, datastore=None, description="none")
-    if options.get("method") != "ar":
-        found = find_draft(folder, draft, options.get("exits"), options.get("datastore"))
-    if isinstance(found.datastore, Path):
-        from ..ngram.datastore import load_datastore
-
-        options["datastore"] = load_datastore(found.datastore, folder.config)
-    decision_file = options.get("decision")
-    if isinstance(decision_file, Path):
-        from ..mcsd.decision import load_decision
-
-        options["decision"] = load_decision(decision_file)
+    if options.get("method") == "ar":
+        found = FoundDraft(draft=None, datastore=None, description="none")
+    else:
+        found = find_draft(folder, draft, options.get("exits"), datastore)
+        options = named_parts(folder, found, init, decision, options)
     decided = decide(found.draft, **options)
-    if isinstance(decision_file, Path) and decided.decision is not None:
-        refuse_other_decision(decided, found.draft)
+    if bitwise:
+        check_chain(decided)
     if found.draft is not None:
         refuse_other_size(found.draft, folder)
     # After all other checks, as transformers takes seconds to import.
@@ -75,14 +89,50 @@ def choose_pair(target: Path | str, draft: Path | str | None = None, **options: 
     return Choice(folder, found, decided, tokenizer)
 
 
-def refuse_other_decision(options: Options, draft: ModelFolder) -> None:
-    """Raise ValueError if a decision model was made for another draft."""
+def named_parts(
+    folder: ModelFolder,
+    found: FoundDraft,
+    init: str,
+    decision_file: Path | None,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """The ``options`` of ``generate``, with the parts that files and names stand for."""
+    options = dict(options)
+    own = () if found.draft is None else found.draft.drafting.get("exits", ())
+    exits = options.get("exits") or own or (0,)
+    if found.datastore is not None:
+        from ..ngram.datastore import load_datastore, reading
+
+        if 0 not in exits:
+            raise ValueError("datastore: expected exit 0 among the exits, which reads it")
+        exit_0 = reading(load_datastore(found.datastore, folder.config))
+        options["exits"] = [exit_0 if each == 0 else each for each in exits]
+    if decision_file is not None:
+        from ..mcsd.decision import load_decision, with_decision
+
+        if 0 in exits:
+            raise ValueError("decision: expected exits with layers, and not exit 0")
+        decision = load_decision(decision_file)
+        if fingerprint_of(found.draft) != decision.draft:
+            words = f"expected a model for {found.draft.path}, not for another draft"
+            raise ValueError(f"decision: {words}")
+        options["drafter"] = with_decision(decision)
+        options.setdefault("stop", decision.threshold)
+    expect(init in ("draft", "target"), "init: expected 'draft' or 'target'", init)
+    if init == "target":
+        from ..mcsd.roots import RootsDecoder
+
+        options["decoder"] = RootsDecoder
+    return options
+
+
+def fingerprint_of(draft: ModelFolder) -> str:
+    """What a decision model knows its draft by."""
     from ..mcsd.decision import fingerprint
 
     not_read = "model.layers.", "model.embed_tokens.", "lm_head."
-    for _, name, tensor in read_tensors(draft.path, not_read):
-        if name == "model.norm.weight" and fingerprint(tensor) != options.decision.draft:
-            raise ValueError(f"decision: expected a model for {draft.path}, not for another draft")
+    tensors = {name: tensor for _, name, tensor in read_tensors(draft.path, not_read)}
+    return fingerprint(tensors["model.norm.weight"])
 
 
 def load_chosen(

@@ -12,7 +12,7 @@ from numpy.random import SeedSequence
 from torch import Tensor
 
 from ..rules import Prediction
-from ..tree import Tree
+from ..tree import Node, Tree
 from .forks import Law, Outcome
 
 NOTHING = Law({(): 1.0}, enumerated=True)
@@ -42,8 +42,9 @@ class TableModel:
             logits = (logits + self.mixed_with.logits_after(*texts)) / 2
         return logits
 
-    def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
-        return Prediction(self.logits_after(*map(tree.path, nodes)), confidence=1.0)
+    def predict(self, tree: Tree, nodes: Sequence[Node]) -> Prediction:
+        drafted = [[each.token for each in node.path[1:]] for node in nodes]
+        return Prediction(self.logits_after(*drafted), confidence=1.0)
 
     def __call__(
         self, input_ids: Tensor, past_key_values: Any = None, use_cache: bool = True, **others: Any

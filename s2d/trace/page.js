@@ -7,7 +7,7 @@ const data = JSON.parse(at("data").textContent);
 const { about, steps, pieces } = data;
 const { exits, thresholds } = about.options;
 
-// Nodes are numbered as in s2d/tree.py: node 0 is the root, the last token of the context.
+// Nodes are numbered in the order in which they are sent: node 0 is the root, the last token of the context.
 const NO_PARENT = -1; // the parent of the root
 const TARGET = -1; // in the place of an exit's number: the target chose this token
 const ROW = 30, CELL = 14; // pixels from row to row of the tree and of the mask

@@ -40,7 +40,8 @@ def measure(pair: Pair, method: str, rounds: int, tokens: int) -> tuple[list[Ste
 
 def draw_race(pair: Pair, rounds: int = 9, tokens: int = 64) -> str:
     """The picture. Its title says what it shows, for readers who do not see it."""
-    colors = color_exits(pair.options.exits)
+    # In the options, a class stands for exit 0.
+    colors = color_exits(getattr(each, "exit_layer", each) for each in pair.options.exits)
     alone = measure(pair, "ar", rounds, tokens)
     s2d = measure(pair, "s2d", rounds, tokens)
     period = HOLD + SLOWER * alone[1][-1]  # seconds

@@ -6,7 +6,6 @@ exits and around the rule's draws write down. Recording changes no answer.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,10 +15,10 @@ from ..checkpoint.tokenizer import TextStream, Tokenizer
 from ..cli.terminal import describe
 from ..decoder import Decoder
 from ..draft import Exit
-from ..rules import Prediction, Rejection, SharedNoise, residual, without
+from ..rules import Prediction, Rejection, SharedNoise, test_children
 from ..sampling import Draws, warp
 from ..stats import Step
-from ..tree import Tree
+from ..tree import TARGET, Node, Tree
 
 LIKELIEST = 6  # of the vocabulary, the target's likeliest tokens are shown, and those in the tree
 
@@ -34,21 +33,19 @@ class RecordedExit:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.exit, name)
 
-    def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
+    def predict(self, tree: Tree, nodes: list[Node]) -> Prediction:
         prediction = self.exit.predict(tree, nodes)
-        confidence = short(prediction.confidence)
-        self.recorder.asked[tree.depth + 1].append((self.exit_layer, confidence))
+        self.recorder.asked[tree.depth + 1].append((self.exit_layer, short(prediction.confidence)))
         for node, row in zip(nodes, warp(prediction.logits, temperature=1.0)):
-            self.recorder.said[tuple(tree.path(node))].append((self.exit_layer, row))
+            self.recorder.said[node].append((self.exit_layer, row))
         return prediction
 
 
 class RecordedDraws(Draws):
     """Draws that keep their flips."""
 
-    def __init__(self, draws: Draws) -> None:
-        super().__init__(draws.seed)
-        self.generator = draws.generator
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
         self.flips: list[tuple[float, float]] = []  # (probability, random number)
 
     def flip(self, probability: float) -> bool:
@@ -66,16 +63,12 @@ class Recorder:
         self.steps: list[dict[str, Any]] = []
         # What was noted in this step:
         self.asked = defaultdict(list)  # level -> exits in turn, and how sure they were
-        self.said = defaultdict(list)  # path to a node -> exits, and what follows it (V,)
-        self.tests: dict[int, dict[str, float]] = {}  # tested node -> the numbers that decided
-        self.left: dict[int, Tensor] = {}  # rejected node -> what is then left of p (V,)
-
+        self.said = defaultdict(list)  # node -> exits, and what follows it (V,)
+        self.tests = defaultdict(dict)  # tested node -> the numbers that decided
         decoder.drafter.exits = [RecordedExit(each, self) for each in decoder.drafter.exits]
-        self.rule = decoder.rule
-        while hasattr(self.rule, "rule"):  # it wraps another one, as a decision model does
-            self.rule = self.rule.rule
+        self.rule = getattr(decoder.rule, "rule", decoder.rule)  # it may wrap another one
         if type(self.rule) is Rejection:
-            self.rule.draws = RecordedDraws(self.rule.draws)
+            self.rule.draws = RecordedDraws(self.rule.draws.seed)
         used = {"exits": decoder.stats.exits, "rule": type(self.rule).__name__}
         options = describe(decoder.options) | used
         self.about = about | {"options": options, "exact": decoder.rule.exact}
@@ -84,90 +77,87 @@ class Recorder:
         """Record a Step that was just made."""
         tree = step.tree
         options = self.decoder.options
-        temperature = options.temperature or 1.0
-        p = warp(step.logits, temperature, options.top_p, options.top_k).cpu()  # (N+1, V)
+        rows = warp(step.logits, options.temperature or 1.0, options.top_p, options.top_k)
+        p = dict(zip(tree.nodes, rows))  # (V,) by node: the target's
+        path = [tree.root, *step.accepted]
+        number = {node: i for i, node in enumerate(tree.nodes)}
         if type(self.rule) is Rejection:
             self.replay_tests(tree, p)
         recorded = {
             "n": len(tree.context),
             "tokens": step.tokens,
             "sources": step.sources,
-            "path": step.accepted,
+            "path": [number[node] for node in step.accepted],
             "nodes": {
-                "tokens": tree.tokens,
-                "parents": tree.parents,
-                "depths": tree.depths,
-                "exits": tree.exit_layers,
-                "probs": short(tree.probs),
-                "p": [None, *short(p[tree.parents[1:], tree.tokens[1:]])],
+                "tokens": [node.token for node in tree.nodes],
+                "parents": [number.get(node.parent, -1) for node in tree.nodes],
+                "depths": [node.depth for node in tree.nodes],
+                "exits": [node.exit_layer for node in tree.nodes],
+                "probs": short([node.prob for node in tree.nodes]),
+                "p": [None, *(short(p[node.parent][node.token]) for node in tree.nodes[1:])],
             },
             "asked": dict(self.asked),
             "depths": [tree.depth, options.shape.depth],
             "cached": self.decoder.cache.length,
-            "positions": [self.position(step, node, p[node]) for node in [0, *step.accepted]],
+            "positions": [self.position(step, node, p[node]) for node in path],
             "ms": short(1000 * step.seconds),
         }
         self.steps.append(recorded)
-        for noted in (self.asked, self.said, self.tests, self.left):
+        for noted in (self.asked, self.said, self.tests):
             noted.clear()
 
-    def replay_tests(self, tree: Tree, p: Tensor) -> None:
-        """Note what ``Rejection.verify`` did, by its flips; p (N+1, V) is the target's."""
-        flips = iter(self.rule.draws.flips)
-        # The nodes whose children are tested, the next one last. Roots are tested one by one.
-        nodes = tree.children(0)[::-1] if self.decoder.options.init == "target" else [0]
+    def replay_tests(self, tree: Tree, p: dict[Node, Tensor]) -> None:
+        """Note what ``Rejection.verify`` did, by its flips; p (V,) by node is the target's."""
+        # The nodes whose children are tested, the next one last. The target's own roots are not.
+        roots = [node for node in tree.children(tree.root) if node.exit_layer == TARGET]
+        nodes = roots[::-1] or [tree.root]
         while nodes:
             node = nodes.pop()
-            left = p[node]
             children = tree.children(node)
-            q = tree.q[children[0]] if children else None
-            for child in children:
-                token = tree.tokens[child]
-                chance, number = next(flips)
-                numbers = {"p": left[token].item(), "chance": min(1.0, chance), "draw": number}
-                if q is not None:
-                    numbers["q"] = q[token].item()
+            for rank, child in enumerate(children):
+                chance, draw = self.rule.draws.flips.pop(0)
+                _, left = test_children([node, *children[:rank]], p[node][None])
+                numbers = {"p": left[node][child.token], "chance": min(1.0, chance), "draw": draw}
+                if child.q is not None:
+                    q = child.q.clone()
+                    q[[each.token for each in children[:rank]]] = 0.0
+                    numbers["q"] = q[child.token] / q.sum()
                 self.tests[child] = {name: short(value) for name, value in numbers.items()}
-                if number < chance:
+                if draw < chance:
                     nodes.append(child)
                     break
-                left = without(left, token) if q is None else residual(left, q)
-                q = None if q is None else without(q, token)
-                self.left[child] = left
-        self.rule.draws.flips.clear()
 
-    def position(self, step: Step, node: int, p: Tensor) -> dict[str, Any]:
+    def position(self, step: Step, node: Node, p: Tensor) -> dict[str, Any]:
         """A position that the rule reached, the one after a ``node``: p (V,) is the target's."""
-        tree = step.tree
-        children = tree.children(node)
-        is_last = node == [0, *step.accepted][-1]
+        children = step.tree.children(node)
+        is_last = node.depth == len(step.accepted)
         bonus = step.tokens[len(step.accepted) :] if is_last else []
         if is_last and not bonus and self.decoder.ended:
             children = []  # the answer has ended before this position
         tested = [child for child in children if child in self.tests] or children
-        tests = [
-            {"node": child, "accepted": child in step.accepted} | self.tests.get(child, {})
-            for child in tested
-        ]
         columns = [("p", None, p)]
-        if tests and tree.q[children[0]] is not None:
-            columns.append(("q", None, tree.q[children[0]]))
-        for child in tested:
-            if child in self.left:
-                columns.append(("residual after", tree.tokens[child], self.left[child]))
+        if children and children[0].q is not None:
+            columns.append(("q", None, children[0].q))
+        for count, child in enumerate(tested, start=1):
+            if child in self.tests and child not in step.accepted:
+                _, left = test_children([node, *tested[:count]], p[None])
+                columns.append(("residual after", child.token, left[node]))
         if type(self.rule) is SharedNoise:
-            g = self.rule.draws.noise(tree.next_positions([node]), like=p)[0]  # (V,)
+            g = self.rule.draws.noise(step.tree.next_positions([node]), like=p)[0]  # (V,)
             columns += [("g", None, g), ("log p + g", None, p.log() + g)]
-        said = self.said[tuple(tree.path(node))]
         likeliest = p.topk(min(LIKELIEST, int(p.count_nonzero()))).indices.tolist()
-        drafted = [tree.tokens[child] for child in children]
+        drafted = [child.token for child in children]
         ids = list(dict.fromkeys([*drafted, *bonus, *likeliest]))
         return {
             "bonus": bonus[0] if bonus else None,
             "ids": ids,
-            "tests": tests,
+            "tests": [
+                {"node": step.tree.nodes.index(child), "accepted": child in step.accepted}
+                | self.tests[child]
+                for child in tested
+            ],
             "columns": [(name, after, short(row[ids])) for name, after, row in columns],
-            "said": [(exit_layer, short(row[ids])) for exit_layer, row in said],
+            "said": [(exit_layer, short(row[ids])) for exit_layer, row in self.said[node]],
         }
 
     def data(self) -> dict[str, Any]:
@@ -181,10 +171,9 @@ class Recorder:
         # Each is decoded after another text, as a tokenizer may drop the space of the first token.
         first = self.tokenizer.encode("a")
         cut = len(self.tokenizer.decode(first))
-        prompt = self.decoder.context[: self.decoder.prompt_length]
         return {
             "about": self.about,
-            "prompt": self.tokenizer.decode(prompt),
+            "prompt": self.tokenizer.decode(self.decoder.context[: self.decoder.prompt_length]),
             "answer": answer,
             "pieces": {token: self.tokenizer.decode([*first, token])[cut:] for token in known},
             "steps": self.steps,

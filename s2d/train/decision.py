@@ -1,6 +1,7 @@
 """Training a decision model (arXiv 2409.10644): draft, let the target verify, learn from that."""
 
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,9 +10,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from ..checkpoint.files import refuse_existing
 from ..checkpoint.notices import progress, tell
 from ..generation import start
-from ..mcsd.decision import Decision, fingerprint, save_decision
+from ..mcsd.decision import Decision, fingerprint, save_decision, with_decision
 from ..pair.loading import Pair, load_pair
 from ..stats import Step
+from ..tree import Node
 from .data import read_dialogues, read_records
 from .fit import Run
 
@@ -27,8 +29,17 @@ def collect(decision: Decision, pair: Pair, prompts: list[list[int]]) -> tuple[T
     """
     features = []
     labels = []
-    hook = decision.register_forward_hook(lambda _, inputs, answers: features.append(inputs[0]))
-    chains = dict(draft_length=10, rule="rejection", decision=decision, stop=0.0)
+    asked = []  # about the exits that were asked for a token
+    hook = decision.register_forward_hook(lambda _, inputs, answers: asked.append(inputs[0]))
+
+    class Noting(with_decision(decision)):
+        def choose_exit(self, *given: Any) -> tuple[list[Node], float]:
+            found = super().choose_exit(*given)
+            features.append(asked[-1])  # of the exit that was chosen
+            asked.clear()
+            return found
+
+    chains = dict(draft_length=10, rule="rejection", drafter=Noting, stop=0.0)
     for temperature in (0.0, 1.0):
         for seed, prompt in enumerate(progress(prompts, "answers to draft for", len(prompts))):
             how = chains | dict(temperature=temperature, seed=seed)
@@ -41,10 +52,13 @@ def collect(decision: Decision, pair: Pair, prompts: list[list[int]]) -> tuple[T
 def acceptance_of(step: Step, temperature: float) -> Tensor:
     """Acceptance probabilities (N,) of a step's chain: min(1, p / q), one-hot at T = 0."""
     logits = step.logits[:-1].float()  # (N, V): row i is about node i + 1
-    tokens = torch.tensor(step.tree.tokens[1:], device=logits.device)  # (N,)
+    nodes = step.tree.nodes[1:]
+    if not nodes:
+        return logits[:, 0]
+    tokens = torch.tensor([node.token for node in nodes], device=logits.device)  # (N,)
     if temperature == 0:
         return (logits.argmax(dim=-1) == tokens).float()
-    q = torch.stack(step.tree.q[1:]).to(logits)  # (N, V)
+    q = torch.stack([node.q for node in nodes]).to(logits)  # (N, V)
     both = torch.stack((logits.softmax(dim=-1), q))  # (2, N, V)
     p, q = both[:, range(len(tokens)), tokens]  # (N,) each
     return (p / q).clamp(max=1.0)
