@@ -66,7 +66,7 @@ def answer_of(record: Record, tokenizer: Tokenizer) -> dict[str, Any]:
         "turns": [tokenizer.decode(turn.tokens) for turn in record.turns],
         "wall_time": [turn.seconds for turn in record.turns],
         "new_tokens": [len(turn.tokens) for turn in record.turns],
-        "accept_lengths": sum([each.accept_lengths for each in stats_of([record])], []),
+        "accept_lengths": stats_of([record]).accept_lengths,
     }
     question = {key: record.question[key] for key in ("question_id", "category")}
     return question | {"choices": [choice]}
