@@ -177,6 +177,7 @@ def test_what_cannot_be_measured_is_refused_before_models_are_loaded(capsys, mon
         (["--top-p", "2"], "--top-p: expected a number"),
         (["--rounds", "1000000000000"], "--rounds: expected a number from 1"),
         (["--out", WEIGHTS / "README.md/out"], "out cannot be written"),
+        (["--plot", f"{'long' * 99}.svg"], "cannot be written"),
         (["--plot", "bars"], "--plot writes .svg, .png or .pdf, and not bars"),
     ):
         refuses(bench.main, capsys, message, *SMALL, *line)
@@ -195,6 +196,17 @@ def test_what_cannot_be_measured_costs_no_other_figure(tmp_path, capsys):
     assert "\n| transformers " in out and "assisted" not in out
     assert "b/final T=0: no question fits the context" in error
     assert re.findall(r"^\|.* \| (.*final T=0) \(6\) +\| mean", out, re.M) == [f"{one} T=0"]
+
+
+def test_what_is_measured_is_written_if_nobody_reads(tmp_path, monkeypatch):
+    """Also where the name of a file would be too long, as folders have long names."""
+    target = tmp_path / f"home/{'long-' * 40}"
+    shutil.copytree(WEIGHTS / "mini-7b", target)
+    words = ["--target", target, *SMALL[2:], "--methods", "s2d-tree:exits=0", "--out"]
+    monkeypatch.setattr("sys.stdout", open("/dev/full", "w"))
+    assert program(bench.main, *words, tmp_path / "out") == 2
+    found = json.loads((tmp_path / "out/results.json").read_text())
+    assert len(found["comparisons"]) == 2 and len([*tmp_path.glob("out/*.jsonl")]) == 4
 
 
 def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):

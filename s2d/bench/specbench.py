@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
+from zlib import crc32
 
 from ..checkpoint.files import read_text, staged
 from ..checkpoint.tokenizer import Tokenizer
@@ -56,6 +57,8 @@ def write_answers(folder: Path, comparison: Comparison, tokenizer: Tokenizer) ->
     last = [each for each in comparison.records if each.round == comparison.records[-1].round]
     for method, records in by_method(last).items():
         name = quote_plus(f"{title}-{method}", safe="=,")
+        if len(name) > 200:  # as with folders that have long names
+            name = f"{name[:190]}-{crc32(name.encode()):08x}"
         lines = [json.dumps(answer_of(each, tokenizer), ensure_ascii=False) for each in records]
         with staged(folder / f"{name}.jsonl") as stage:
             stage.write_text("\n".join([*lines, ""]), encoding="utf-8")
