@@ -152,7 +152,11 @@ def test_the_whole_command(questions, tmp_path, capsys, monkeypatch):
     assert len(choice["turns"]) == len(choice["wall_time"]) == 2
     assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
     found = json.loads((tmp_path / "out/results.json").read_text())
-    assert found["machine"]["processor"] and found["arguments"]["check"] is True
+    assert found["machine"]["processor"] and found["machine"]["python"]
+    assert found["arguments"]["check"] is True and found["arguments"]["rounds"] == 1
+    models = found["models"]["7b"]
+    assert models["target"].endswith("mini-7b") and models["dtype"] == "torch.float32"
+    assert "mini-draft" in models["drafts"]["s2d"]
     assert "--top-k 500" in found["command"] and len(found["commit"]) >= 40
     last = found["comparisons"][1]
     assert last["title"] == "7b T=1" and last["options"]["sd:exits=2"]["exits"] == [2]

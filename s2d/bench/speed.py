@@ -7,7 +7,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from platform import platform
+from platform import platform, python_version
 from subprocess import run
 from typing import Any
 
@@ -50,7 +50,7 @@ def measure_all(chosen: dict[str, dict], questions: list[Question], args: Namesp
 
     What is measured is written before it is printed. A target that fails costs no other figure.
     """
-    results = describe_run(args) | {"comparisons": []}
+    results = describe_run(args) | {"models": {}, "comparisons": []}
     overall: dict[str, Column] = {}
     code = 0
     say(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n", args)
@@ -59,6 +59,9 @@ def measure_all(chosen: dict[str, dict], questions: list[Question], args: Namesp
             pairs = load_methods(choices, args)
             alone = pairs["ar"]
             say(f"{name} on {placement(alone.target)}\n", args)
+            read = {"target": alone.folder.path.absolute(), "dtype": str(alone.target.dtype)}
+            drafts = {method: pair.found.description for method, pair in pairs.items()}
+            results["models"][name] = read | {"drafts": drafts}
             peers = peers_of(pairs) if args.hf else {}
             for comparison in compare_methods(name, pairs, questions, args, peers):
                 overall[comparison.title] = comparison.by_group["overall"]
@@ -91,7 +94,7 @@ def say(text: str, args: Namespace) -> None:
 def describe_run(args: Namespace) -> dict[str, Any]:
     versions = {name: version(name) for name in PACKAGES if name in sys.modules}
     machine = {"processor": name_processor(), "system": platform(), "versions": versions}
-    machine["threads"] = torch.get_num_threads()
+    machine |= {"python": python_version(), "threads": torch.get_num_threads()}
     describe = "git describe --always --dirty --abbrev=40 --exclude='*'"  # no text without git
     commit = run(describe, shell=True, cwd=Path(__file__).parent, capture_output=True).stdout
     described = {"command": args.command, "commit": commit.decode().strip(), "machine": machine}
