@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import time
 from dataclasses import replace
 from itertools import pairwise, product
@@ -157,7 +158,9 @@ def test_the_whole_command(questions, tmp_path, capsys, monkeypatch):
     models = found["models"]["7b"]
     assert models["target"].endswith("mini-7b") and models["dtype"] == "torch.float32"
     assert "mini-draft" in models["drafts"]["s2d"]
-    assert "--top-k 500" in found["command"] and len(found["commit"]) >= 40
+    assert "--top-k 500" in found["command"]
+    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert found["commit"].removesuffix("-dirty") == git.stdout.strip()  # "" in a copy without git
     last = found["comparisons"][1]
     assert last["title"] == "7b T=1" and last["options"]["sd:exits=2"]["exits"] == [2]
     assert len(last["answers"]) == len(each) * 2 and [*last["by_group"]["qa"]] == each
@@ -265,8 +268,9 @@ def test_tokens_per_step_are_those_of_the_readme(tmp_path, monkeypatch):
     for comparison in found:
         for method, measures in comparison["by_group"]["overall"].items():
             if method != "ar":
-                shown = rows[method][comparison["title"]]
-                assert shown.startswith(f"{measures['mat']['value']:.2f} ±"), comparison["title"]
+                shown = rows[method][comparison["title"]].partition(" ±")[0]
+                value = measures["mat"]["value"]  # a processor may round a tie otherwise
+                assert value == pytest.approx(float(shown), abs=0.02), comparison["title"]
 
 
 def test_check_finds_other_texts_and_exits_with_1(questions, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from helpers import ROOT, WEIGHTS, change_json, fork, program, raises_line, rand
 
 from s2d import Tokenizer, load_model
 from s2d.checkpoint import save_model
-from s2d.soft import soft_losses
+from s2d.soft import exit_states, soft_losses
 from s2d.speed.tensor_parallel import join_processes
 from s2d.train import __main__ as train
 from s2d.train import data, family, fit, nested
@@ -29,18 +29,27 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
+def losses_in_float64(model, tokens, labels, exits):
+    """As ``soft_losses``. AdamW makes much of small gradients, and so of rounding in float32."""
+    labels = labels.flatten().long()
+    states = exit_states(model, tokens, exits)
+    logits = [model.logits(each).flatten(0, 1) for each in states]
+    return torch.stack([F.cross_entropy(each, labels, reduction="sum") for each in logits])
+
+
 ROWS = torch.randint(0, 61, (24, 16), generator=seeded(1), dtype=torch.int32)
 LABELS = ROWS.roll(-1, dims=1).where(torch.rand(24, 16, generator=seeded(2)) > 0.4, -100)
 RECIPE = fit.Recipe(8, 8, 16, lr=5e-3, epochs=2, exits=(1, 3), weights=(1.0, 3.0))
+RECIPE = replace(RECIPE, loss=losses_in_float64)
 
 
 def student(**changes):
     model = random_llama(2, scale=0.1, num_hidden_layers=3, **changes)
-    return model.float().requires_grad_(True)
+    return model.requires_grad_(True)
 
 
 @pytest.fixture(autouse=True)
-def all_in_float32(monkeypatch):
+def no_bfloat16(monkeypatch):
     monkeypatch.setattr(fit, "is_fast", lambda dtype, device: False)
 
 
@@ -75,7 +84,7 @@ def test_the_loop_beside_a_plain_one(tmp_path):
     lines = map(json.loads, (tmp_path / "a.losses.jsonl").read_text().splitlines())
     assert [[*line["losses"].values()] for line in lines] == losses.tolist()
     for one, other in zip(plain.parameters(), trained.parameters()):
-        assert (one - other).abs().max() < 3e-5
+        assert (one - other).abs().max() < 1e-8
     rising = [fit.warm_up_and_cosine(step, 100, 1.0) for step in range(5)]
     assert rising == pytest.approx([0.25, 0.5, 0.75, 1, 1], abs=4e-3)
 
@@ -130,7 +139,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
     losses, weights, held = torch.load(tmp_path / "found")
     assert (losses - alone).abs().max() < 1e-5
     for name, parameter in model.named_parameters():
-        assert (weights[name] - parameter).abs().max() < 1e-4
+        assert (weights[name] - parameter).abs().max() < 1e-8
     assert held < 0.55 * sum(parameter.numel() for parameter in model.parameters())
     later = losses_of(tmp_path / "two", tied(), micro_batch=4)
     assert len(later) == 1 and (later - alone[5:]).abs().max() < 1e-5  # after the fifth step
@@ -169,6 +178,7 @@ SOFT = "soft --init TMP/base --out TMP/draft --length 48 --batch 4 --exits 1,2,3
 def test_soft_makes_a_draft_whose_thresholds_are_measured(tiny, tmp_path, monkeypatch):
     """By two processes, with a teacher: on a twentieth of the rows, of which nothing is learnt."""
     monkeypatch.setattr(nested, "FEWEST", 150)
+    monkeypatch.setattr(nested, "save_model", partial(save_model, dtype=torch.float32))
     sums = "".join(f"{number} and {number + 1} make {2 * number + 1}. " for number in range(300))
     asked = [dict(role="user", content="Add."), dict(role="assistant", content=sums)]
     (tmp_path / "sums.json").write_text(json.dumps({"messages": asked}))
@@ -185,7 +195,7 @@ def test_soft_makes_a_draft_whose_thresholds_are_measured(tiny, tmp_path, monkey
     learnt = rows - rows // 20
     held_out = [each[:, 48 * learnt : 48 * rows].view(-1, 48) for each in (ids, ids[:, 1:])]
     measured = nested.measure_thresholds(draft, held_out, (1, 2, 3))
-    assert measured == pytest.approx(thresholds, abs=0.02)  # saved in bfloat16
+    assert measured == pytest.approx(thresholds, abs=2e-3)
     assert f"exits (1, 2, 3), thresholds {thresholds}, measured on " in error
     assert "sums.json: no answer ends with an EOS" in error
     assert f"learnt from {learnt} rows with " in error
