@@ -91,6 +91,7 @@ def mistakes(args: Namespace) -> list[str]:
         "--prompt is given twice; --prompts FILE answers several": len(args.prompt or ()) > 1,
         "--batch is for --prompts and --examples": args.batch and not many,
         "--trace and --compare are for a single prompt": single and (many or args.interactive),
+        "--bitwise goes with one prompt in a pass": args.bitwise and many,
         "--json goes neither with --interactive nor with --compare": args.json and is_text,
         "--method ar does not draft, and is the target alone": args.method == "ar" and drafts,
     }

@@ -20,7 +20,7 @@ PUBLIC = {
     "Tokenizer": "checkpoint.tokenizer",
     "load_pair": "pair.loading",
     "generate": "generation",
-    "generate_many": "speed.batch",
+    "generate_many": "passes.batch",
     "load_model": "checkpoint",
     "start": "generation",
 }

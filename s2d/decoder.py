@@ -5,6 +5,7 @@ A ``Decoder`` is one answer, and ``Decoder.decode`` is the algorithm.
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -48,11 +49,14 @@ class Decoder:
         # This function is called with each token but EOS: does the answer end with it?
         self.is_last = (lambda token: False) if stop_at is None else stop_at.begin()
         self.cache = target.new_cache()
-        # One generator for every loop: a second loop goes on, and after an error it is over.
-        self.steps = self.decode()
 
     def __iter__(self) -> Iterator[Step]:
         return self.steps
+
+    @cached_property
+    def steps(self) -> Iterator[Step]:
+        """One generator for every loop: a second loop goes on, and after an error it is over."""
+        return self.decode()
 
     @torch.inference_mode()
     def decode(self) -> Iterator[Step]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from .devices import to_device
 from .tree import Node
 
-MAX_PROMPT = 256  # a longer prompt is read before the tree: the mask of both would be large
+MAX_PROMPT = 256  # more tokens are read before the tree: the mask of both would be large
 
 
 class Inputs(NamedTuple):
@@ -21,11 +21,16 @@ class Inputs(NamedTuple):
 
 
 def passes(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -> list[Inputs]:
-    """The inputs of the passes over what is not read: a long prompt has a pass of its own."""
-    if read > 0 or len(context) <= MAX_PROMPT:
-        return [inputs(context, nodes, read, like)]
-    prompt = context[:-1]
-    return [inputs(prompt, [Node(prompt[-1])], 0, like), inputs(context, nodes, len(prompt), like)]
+    """The inputs of the passes over what is not read: a long prompt has a pass of its own.
+
+    So has each piece of a long text that a segment of the draft has missed after its first pass.
+    """
+    found = []
+    while len(context) - read > MAX_PROMPT:
+        end = len(context) - 1 if read == 0 else read + MAX_PROMPT
+        found.append(inputs(context[:end], [Node(context[end - 1])], read, like))
+        read = end
+    return [*found, inputs(context, nodes, read, like)]
 
 
 def inputs(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -> Inputs:

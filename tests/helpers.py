@@ -12,12 +12,13 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
+from s2d.mcsd.roots import RootsDecoder
 from s2d.model import Llama, LlamaConfig
+from s2d.ngram.datastore import Datastore, reading
 from s2d.tree import GrowingShape
 
 DEVICE = "cpu"  # where random Llamas are; conftest.py sets it by the option ``--device``
@@ -57,12 +58,9 @@ def nearly_equal(seed, **changes):
 class ByLastToken:
     """A whimsical decision model: its answers depend on the tokens drafted, by hidden states."""
 
-    def __init__(self, threshold=0.5):
-        self.threshold = threshold
-
     def estimate(self, prediction, proposal):
-        answers = (prediction.hidden.sum(dim=-1) % 1.0).tolist()
-        return [[answer] * len(probs) for answer, probs in zip(answers, proposal.probs)]
+        answers = prediction.hidden.sum(dim=-1, keepdim=True) % 1.0  # (R, 1)
+        return answers.expand_as(proposal.estimates)
 
 
 def random_tokens(seed, count, vocab=61):
@@ -71,12 +69,14 @@ def random_tokens(seed, count, vocab=61):
 
 
 def drawn_options(rng):
-    """Any method, exits, tree, stop and first level that go together, for a draft of 4 layers."""
+    """Any method, exits, tree, stop and decoder that go together, for a draft of 4 layers."""
     method = rng.choice(("sd", "mcsd", "s2d", "s2d-tree"))
     several = method in ("s2d", "s2d-tree")
-    exits = rng.sample((0, 1, 2, 4), rng.choice((1, 2, 3)) if several else 1)
-    options = dict(method=method, exits=sorted(exits), stop=rng.choice((None, 0.0, 0.2)))
-    options["init"] = rng.choice(("draft", "draft", "target"))
+    exits = sorted(rng.sample((0, 1, 2, 4), rng.choice((1, 2, 3)) if several else 1))
+    options = dict(method=method, stop=rng.choice((None, 0.0, 0.2)))
+    exit_0 = rng.choice((0, reading(Datastore(random_tokens(0, 300), end=[5]))))
+    options["exits"] = [each or exit_0 for each in exits]
+    options["decoder"] = rng.choice((None, None, RootsDecoder))
     if several:
         options["thresholds"] = [*(rng.choice((0.0, 0.3, 0.9)) for _ in exits[:-1]), 0.0]
     if method in ("sd", "s2d"):
@@ -190,12 +190,3 @@ def peak_growth(before, measured, *arguments):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return float(done.stderr.splitlines()[-1])
-
-
-def ancestors_of(parents):
-    """The ancestor matrix of a tree with these ``parents``, row by row."""
-    mask = np.eye(len(parents), dtype=bool)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            mask[node] |= mask[parent]
-    return mask

@@ -7,9 +7,10 @@ import pytest
 from helpers import ByLastToken, drawn_options, nearly_equal, raises_line, random_tokens
 
 from s2d import generate, generate_many
+from s2d.generation import decide
+from s2d.mcsd.decision import with_decision
 from s2d.model import Llama
-from s2d.options import decide
-from s2d.speed.batch import decode_many
+from s2d.passes.batch import decode_many
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +24,8 @@ def some_options(rng):
     options |= dict(seed=rng.randrange(99), max_new_tokens=rng.choice((1, 7, 20)))
     options |= dict(temperature=rng.choice((0.0, 0.7, 1.5)), top_p=rng.choice((0.8, 1.0)))
     options["rule"] = rng.choice(("noise", "rejection"))
-    if 0 not in options.get("exits", ()) and rng.random() < 0.25:
-        options["decision"] = ByLastToken()
+    if all(isinstance(each, int) and each > 0 for each in options.get("exits", ())):
+        options["drafter"] = rng.choice((None, with_decision(ByLastToken())))
     return options
 
 

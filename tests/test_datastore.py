@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from s2d import generate
 from s2d.checkpoint.config import read_folder
-from s2d.ngram.datastore import load_datastore, save_datastore
+from s2d.ngram.datastore import Datastore, load_datastore, reading, save_datastore
 from s2d.pair.names import find_draft
 from s2d.train import __main__ as train
 
@@ -59,7 +59,10 @@ def test_a_text_that_is_in_it_is_drafted(tmp_path, mini, tokenizer):
     out = tmp_path / "store.safetensors"
     line = ["text", "--target", WEIGHTS / "mini-7b", "--from", tmp_path / "a.txt", ROOT / "LICENSE"]
     assert program(train.main, *line, "--out", out) == 0
-    options, steps = dict(exits=[0], max_new_tokens=48), []
-    for datastore in (None, load_datastore(out, target.config)):
-        steps.append(generate(target, prompt, datastore=datastore, **options).stats.steps)
+    steps = []
+    for exit_0 in (0, reading(load_datastore(out, target.config))):
+        found = generate(target, prompt, exits=[exit_0], max_new_tokens=48)
+        steps.append(found.stats.steps)
     assert steps[1] < 0.7 * steps[0]
+    large = dict(exits=[reading(Datastore([10**6], end=[]))])
+    raises_line(generate, ValueError, "has the token 1000000", target, prompt, **large)

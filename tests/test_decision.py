@@ -8,11 +8,17 @@ from helpers import WEIGHTS, program, raises_line, random_llama, refuses
 
 from s2d import generate
 from s2d.generation import start
-from s2d.mcsd.decision import Decision, fingerprint, load_decision, save_decision
-from s2d.rules import Prediction
+from s2d.mcsd.decision import (
+    Decision,
+    DecisionRule,
+    fingerprint,
+    load_decision,
+    save_decision,
+    with_decision,
+)
+from s2d.rules import Prediction, Proposal
 from s2d.train import __main__ as train
 from s2d.train.decision import collect, fit_decision
-from s2d.tree import Proposal
 
 
 def test_the_two_feature_sets():
@@ -48,9 +54,13 @@ class Fixed(Decision):
 
 
 def test_siblings_divide_what_the_first_leaves():
-    proposal = Proposal([[5, 6, 7]], [[0.5, 0.3, 0.1]])
-    [judged] = Fixed(0.8).estimate(Prediction(torch.ones(1, 9), 0.5), proposal)
-    assert judged == pytest.approx([0.8, 0.15, 0.05])
+    """A drawn child has an estimate, whatever the model says; where there is none, it gets none."""
+    proposal = Proposal(torch.tensor([[5, 6, 7]] * 2), torch.tensor([[0.5, 0.3, 0.1], [1, 0, 0]]))
+    for says, expected in ((0.8, [0.8, 0.15, 0.05]), (1.0, [1.0, 1e-30, 1e-30])):
+        rule = SimpleNamespace(propose=lambda *given: proposal, verify=None, exact=True)
+        said = Prediction(torch.ones(2, 9), 0.5)
+        judged = DecisionRule(rule, Fixed(says)).propose(None, None, said, 3).estimates
+        assert judged.tolist() == [pytest.approx(expected, rel=1e-6), pytest.approx([says, 0, 0])]
 
 
 @pytest.mark.parametrize("setting", [dict(method="sd"), dict(method="s2d-tree", tree=(1,) * 6)])
@@ -58,7 +68,7 @@ def test_drafting_stops_when_the_product_is_below_the_threshold(setting):
     """0.8 a token and threshold 0.5: 0.8, 0.64, 0.512, 0.4096, so the fourth token is the last."""
     target = random_llama(0, eos_token_ids=())
     options = dict(draft=target, max_new_tokens=40, exits=[4], **setting)
-    stopped = generate(target, [3, 1], decision=Fixed(0.8), **options)
+    stopped = generate(target, [3, 1], drafter=with_decision(Fixed(0.8)), stop=0.5, **options)
     assert stopped.tokens == generate(target, [3, 1], **options).tokens
     assert set(stopped.stats.accept_lengths[:-1]) == {5}  # four accepted, and the bonus token
     assert stopped.stats.draft_levels == pytest.approx(4 * stopped.stats.steps, abs=3)
@@ -68,17 +78,11 @@ def test_drafting_stops_when_the_product_is_below_the_threshold(setting):
 def test_a_fork_goes_on_where_a_path_is_likely(hopeless):
     """Probabilities multiply along a path: one hopeless root does not stop the other."""
     target = random_llama(0, eos_token_ids=())
-    options = dict(tree=(2, 1, 1), exits=[4], stop=0.2, decision=Fixed(0.6, hopeless))
-    steps = start(target, [3, 1], target, method="mcsd", **options)
+    drafter = with_decision(Fixed(0.6, hopeless))
+    steps = start(target, [3, 1], target, tree=(2, 1, 1), exits=[4], stop=0.2, drafter=drafter)
     trees = [step.tree for step in steps if step.tree.depth == 3]
-    assert trees and all(tree.parents == (-1, 0, 0, 1, 2, 4 - hopeless) for tree in trees)
-
-
-def test_a_node_without_children_has_no_estimate():
-    model = Decision("stats", 8, 0.4, "")
-    proposal = Proposal([[], [3, 4]], [[], [0.5, 0.2]])
-    nothing, two = model.estimate(Prediction(torch.zeros(2, 12), 0.5), proposal)
-    assert nothing == [] and sum(two) == pytest.approx(1.0)
+    assert trees and all(tree.nodes[5].path[1] is tree.nodes[2 - hopeless] for tree in trees)
+    assert all(len(tree.nodes) == 6 for tree in trees)
 
 
 def test_a_file_keeps_its_configuration_and_fits_its_draft(tmp_path):

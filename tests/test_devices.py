@@ -7,11 +7,11 @@ from unittest.mock import Mock
 import torch
 from helpers import ByLastToken, nearly_equal, raises_line
 from other_device import NAME, register, waits
+from s2d.speed import batch
 
 from s2d import generate, generate_many
 from s2d.decoder import Decoder
 from s2d.generation import start
-from s2d.speed import batch
 from s2d.tree import GrowingShape
 
 PROMPT = [5, 3, 1]

@@ -12,18 +12,20 @@ from itertools import accumulate, product
 from types import SimpleNamespace
 from unittest import mock
 
+import definition
 import numpy as np
 import pytest
 import torch
 from helpers import ByLastToken, drawn_options, nearly_equal, random_llama, random_tokens
 
-from s2d import StopStrings, definition, generate, generate_many
-from s2d.generation import start
-from s2d.ngram.datastore import Datastore
+from s2d import StopStrings, generate, generate_many, mask, start
+from s2d.mcsd.decision import with_decision
+from s2d.mcsd.roots import RootsDecoder
+from s2d.ngram.datastore import Datastore, reading
 from s2d.pair.loading import fit_vocabulary
 from s2d.proof import Law, law, text_law
 from s2d.sampling import Draws, warp
-from s2d.tree import GrowingShape
+from s2d.tree import TARGET, GrowingShape
 
 SHAPES = [(1, 1, 1, 1), (3, 1, 1), (2, 2, 1), (1, 3)]
 SHAPES += [GrowingShape(2, 3, 5), GrowingShape(3, 3, 12), GrowingShape(4, 2, 3)]
@@ -54,9 +56,11 @@ def test_every_step_is_the_definitions(part):
         expected = definition.generate(*pair, prompt, as_decided, noise)
         for step, (proposed, tokens) in zip(found, expected, strict=True):
             assert step.tokens == tokens, (part, case)
-            tree = step.tree
-            paths = {tuple(tree.path(node)) for node in range(1, len(tree.tokens))}
-            assert paths == {(*path, x) for path in proposed for x in proposed[path].children}
+            texts = {(*path, x): each for path, each in proposed.items() for x in each.children}
+            assert {(*prompt, *path): each.exit_layer for path, each in texts.items()} == {
+                tuple(step.tree.text(node)): node.exit_layer for node in step.tree.nodes[1:]
+            }
+            prompt = prompt + tokens
 
 
 @functools.cache
@@ -69,17 +73,13 @@ def some_models():
 def differing(cases):
     """How many of so many drawn generations are not the text of the target alone."""
     rng, wrong = random.Random(0), 0
-    store = Datastore(random_tokens(0, 300), end=[5])
     for case in range(cases):
         target, draft = rng.choice(some_models())
         prompt = random_tokens(case, rng.choice((1, 4, 30, 110, 127)))
         law = dict(seed=case, max_new_tokens=rng.choice((1, 9, 20)))
         law |= dict(temperature=rng.choice((0.0, 0.7, 1.0)), top_p=rng.choice((1.0, 0.9)))
-        options = drawn_options(rng)
-        if 0 in options["exits"] and rng.random() < 0.5:
-            options["datastore"] = store
         alone = generate(target, prompt, method="ar", **law)
-        found = generate(target, prompt, draft, **options, **law)
+        found = generate(target, prompt, draft, **drawn_options(rng), **law)
         wrong += (found.tokens, found.ended) != (alone.tokens, alone.ended)
     return wrong
 
@@ -89,18 +89,16 @@ def test_one_seed_one_text():
     assert differing(36) == 0
 
 
-def causal(start, n, ancestors, device, dtype):
+def causal(*given):
     """Attention that knows nothing of branches."""
-    end = n - 1 + len(ancestors)
-    mask = torch.full((end - start, end), -torch.inf, device=device, dtype=dtype).triu(start + 1)
-    return None, mask if start or len(ancestors) > 1 else None
+    return [each._replace(mask=None) for each in mask.passes(*given)]
 
 
 @pytest.mark.parametrize(
     "mistake",
     [
-        mock.patch("s2d.decoder.positions_and_mask", causal),
-        mock.patch("s2d.cache.move_up", lambda rows, n, entries: None),
+        mock.patch("s2d.decoder.passes", causal),
+        mock.patch("s2d.model.move_up", lambda rows, n, entries: None),
     ],
 )
 def test_a_wrong_mask_or_roll_back_shows(mistake):
@@ -108,28 +106,31 @@ def test_a_wrong_mask_or_roll_back_shows(mistake):
         assert differing(12) > 0
 
 
-# Methods, and the sizes of the draft's vocabulary: the target has three tokens.
-REJECTION = [
-    (dict(method="sd", draft_length=2, exits=[2]), 5),
-    (dict(method="s2d", draft_length=2, exits=[1, 3], thresholds=[0.5], stop=0.3), 2),
-    (dict(method="s2d", draft_length=2, exits=[0, 2], thresholds=[0.3]), 3),
-    (dict(method="s2d", draft_length=2, exits=[2], decision=ByLastToken(0.9)), 3),
-    (dict(method="mcsd", tree=(2,), exits=[0], datastore=Datastore([0, 1, 1, 2, 1], end=[])), 3),
-    (dict(method="mcsd", tree=(2, 1), exits=[1, 2], thresholds=[0.5], stop=0.3), 3),
-    (dict(method="mcsd", tree=(1, 2), exits=[2], init="target"), 3),
-    (dict(method="s2d-tree", tree=GrowingShape(2, 2, 3), exits=[1, 2], thresholds=[0.5]), 3),
-    (dict(method="s2d-tree", tree=GrowingShape(1, 2, 2), exits=[2], init="target"), 3),
+READING = reading(Datastore([0, 1, 1, 2, 1], end=[]))
+DECIDED = dict(drafter=with_decision(ByLastToken()), stop=0.9)
+S2D = dict(method="s2d", draft_length=2, exits=[1, 2], thresholds=[0.65], max_new_tokens=3)
+REJECTION = [  # options, and the sizes of the target's vocabulary and of the draft's
+    (dict(method="sd", draft_length=2, exits=[2]), 3, 5),
+    (dict(method="mcsd", tree=(2,), exits=[2]), 3, 2),
+    (dict(method="mcsd", tree=(2,), exits=[READING]), 3, 3),
+    (S2D, 2, 2),
+    (S2D | dict(exits=[0, 2]), 2, 2),
+    (S2D | DECIDED, 2, 2),
+    (S2D | dict(draft_length=None, tree=(2, 1)), 2, 2),
+    (S2D | dict(draft_length=None, tree=GrowingShape(2, 2, 3)), 3, 3),
+    (dict(tree=(1, 2), exits=[1, 2], thresholds=[0.65], decoder=RootsDecoder), 2, 2),
+    (dict(tree=GrowingShape(1, 2, 2), exits=[2], decoder=RootsDecoder), 3, 3),
 ]
 
 
-def few_tokens(draft_size=3, size=3, eos_token_ids=()):
+def few_tokens(size=3, draft_size=3, eos_token_ids=()):
     """A target with a small vocabulary, and a draft with its own."""
-    sizes = dict(vocab_size=size, num_hidden_layers=2, eos_token_ids=eos_token_ids)
-    draft = random_llama(2, vocab_size=draft_size, num_hidden_layers=3)
+    sizes = dict(vocab_size=size, num_hidden_layers=1, eos_token_ids=eos_token_ids)
+    draft = random_llama(2, vocab_size=draft_size, num_hidden_layers=2)
     return random_llama(1, **sizes), fit_vocabulary(draft, size)
 
 
-PROMPT = [2, 1, 0, 2, 1, 0, 2, 1, 2, 1]
+PROMPT = [1, 0, 1, 1]
 
 
 def own_law(target, length, prompt=PROMPT, **law):
@@ -142,13 +143,22 @@ def own_law(target, length, prompt=PROMPT, **law):
     return text_law(distribution, length)
 
 
-@pytest.mark.parametrize(("options", "draft_size"), REJECTION)
-def test_rejection_sampling_leaves_p(options, draft_size):
-    """Every outcome of whole generations, of one step or two."""
-    target, draft = few_tokens(draft_size)
-    used = options | dict(rule="rejection", temperature=0.8, max_new_tokens=2)
-    found = law(lambda _: generate(target, PROMPT, draft, **used).tokens)
-    assert found.enumerated and found.distance(own_law(target, 2, temperature=0.8)) < 1e-9
+@pytest.mark.parametrize(("options", "size", "draft_size"), REJECTION)
+def test_rejection_sampling_leaves_p(options, size, draft_size):
+    """Every outcome of whole generations. Each exit drafts in some of them."""
+    target, draft = few_tokens(size, draft_size)
+    used = dict(rule="rejection", temperature=0.8, max_new_tokens=2) | options
+    drafted = set()
+
+    def answer(_):
+        found = generate(target, PROMPT, draft, **used)
+        drafted.update(found.stats.exit_counts)
+        return found.tokens
+
+    found = law(answer)
+    expected = own_law(target, used["max_new_tokens"], temperature=0.8)
+    assert found.enumerated and found.distance(expected) < 1e-9
+    assert len(drafted - {TARGET}) == len(used["exits"])
 
 
 def test_an_end_within_a_path_leaves_p():
@@ -166,7 +176,7 @@ def test_an_end_within_a_path_leaves_p():
 
 
 def test_answers_in_a_batch_leave_p_and_are_independent():
-    target, draft = few_tokens(size=2)
+    target, draft = few_tokens(2)
     used = dict(draft_length=2, exits=[2], rule="rejection", temperature=1.0, max_new_tokens=2)
 
     def both(_):
@@ -199,7 +209,7 @@ def test_every_method_ends_at_the_same_stop_string(mini, tokenizer):
     count = len(found.tokens)
     assert found.tokens == whole.tokens[:count]
     assert count not in accumulate(whole.stats.accept_lengths)
-    for options in (dict(method="s2d"), dict(method="s2d-tree"), dict(init="target")):
+    for options in (dict(method="s2d"), dict(method="s2d-tree"), dict(decoder=RootsDecoder)):
         each = generate(target, prompt, draft, **options, **law)
         assert (each.tokens, each.ended) == (found.tokens, "stop_at")
         assert sum(each.stats.accept_lengths) == count

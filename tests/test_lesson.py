@@ -32,15 +32,12 @@ def stored(cell):
 
 def run_cell(cell, names):
     """What the cell shows when it is run after others, which have left ``names``."""
-    *body, last = ast.parse("".join(cell["source"])).body
+    body = ast.parse("".join(cell["source"])).body
+    last = body.pop() if isinstance(body[-1], ast.Expr) else ast.parse("None").body[0]
     said = io.StringIO()
-    value = None
     with redirect_stdout(said):
         exec(compile(ast.Module(body, []), "cell", "exec"), names)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
-        else:
-            exec(compile(ast.Module([last], []), "cell", "exec"), names)
+        value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
     if value is None:
         return said.getvalue(), []
     return said.getvalue() + repr(value), [value._repr_svg_()]

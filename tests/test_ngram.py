@@ -4,11 +4,11 @@ import random
 from collections import Counter
 
 import pytest
-import torch
+from helpers import random_llama
 
 from s2d.ngram.datastore import FOLLOWERS, Datastore
 from s2d.ngram.table import ORDER, TableExit, Text, distribution
-from s2d.tree import Proposal, Tree
+from s2d.tree import FixedShape, Tree
 
 
 def documents_of(tokens, end):
@@ -64,15 +64,15 @@ def test_the_same_as_a_slow_version_while_the_text_grows(seed):
 
 def test_exit_0_predicts_full_rows():
     """What a row leaves to unknown tokens is divided among all alike."""
-    exit_0 = TableExit(9, torch.device("cpu"), torch.float64)
+    exit_0 = TableExit(random_llama(0, vocab_size=9))
     context, text = [5, 6, 7, 5, 6, 7, 5, 6, 8, 5, 6], Text()
     text.grow(context)
-    tree = Tree.root(context)
+    tree = Tree(context, FixedShape((3, 1)))
     known = distribution([text], context)
     left = (1.0 - sum(known.values())) / 9
-    assert exit_0.predict(tree, [0]).confidence == pytest.approx(max(known.values()) + left)
-    tree = tree.add_level([0], Proposal([[7, 1, 5]], [[0.5, 0.1, 0.4]]), exit_layer=0)
-    rows = exit_0.predict(tree, [1, 2, 3]).logits.exp()
+    assert exit_0.predict(tree, [tree.root]).confidence == pytest.approx(max(known.values()) + left)
+    tree.add_level([tree.root], [tree.root.child(token, 0.5, exit_layer=0) for token in (7, 1, 5)])
+    rows = exit_0.predict(tree, tree.nodes[1:]).logits.exp()
     for row, token in zip(rows, (7, 1, 5), strict=True):
         known = distribution([text], [*context, token])  # after 1 there is nothing known
         left = (1.0 - sum(known.values())) / 9

@@ -6,7 +6,7 @@ import time
 from helpers import WEIGHTS
 
 from s2d import Tokenizer, generate, load_model
-from s2d.ngram.datastore import Datastore
+from s2d.ngram.datastore import Datastore, reading
 
 PROMPT = "What do people in Tadastan eat, and where is it?"
 
@@ -22,7 +22,7 @@ def test_all_but_the_forwards_takes_less_than_15_percent_of_a_step():
     embed, head = target.model.embed_tokens, target.lm_head  # a pass begins and ends there
     embed.register_forward_pre_hook(lambda *_: forwards.append(-time.perf_counter()))
     head.register_forward_hook(lambda *_: forwards.append(time.perf_counter()))
-    options = dict(exits=[0], datastore=Datastore(text, end=[]), tree=(4, 1, 1, 1), stop=0.0)
+    options = dict(exits=[reading(Datastore(text, end=[]))], tree=(4, 1, 1, 1), stop=0.0)
     options |= dict(max_new_tokens=len(text) - len(prompt))
     shares = []
     for _ in range(5):

@@ -1,16 +1,20 @@
-"""Exits, rules and shapes of one's own: they have the rights of ours, and break nothing."""
+"""Parts of one's own: they have the rights of ours, and ``checked`` says what they break."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from helpers import DEVICE, nearly_equal, raises_line, random_llama, random_tokens
 
 from s2d import Draws, LayerExit, Prediction, Proposal, generate, generate_many, start
+from s2d.decoder import Decoder
+from s2d.draft import SortedDraft
+from s2d.mcsd.roots import RootsDecoder
 from s2d.options import METHODS
+from s2d.proof import checked
 from s2d.rules import Greedy, Rejection, SharedNoise
 from s2d.sampling import warp
 from s2d.tree import FixedShape, GrowingShape
@@ -32,17 +36,12 @@ def pair():
 def test_an_own_rule_has_the_settings_of_ours(pair, rule, name):
     """Of each answer: temperature, top-k, top-p and seed, alone and with other prompts."""
     target, draft = pair
-    prompts = [random_tokens(i, 3 + i) for i in range(3)]
-    law = dict(temperature=0.7, top_p=0.9, seed=3, max_new_tokens=8)
-    named = list(generate_many(target, prompts, draft, rule=name, **law))
-    for batch in (1, 2):
-        found = generate_many(target, prompts, draft, batch=batch, rule=rule, **law)
+    for change in (dict(top_p=0.9), dict(top_k=1), dict(temperature=0)):
+        options = dict(temperature=0.7, max_new_tokens=8) | change
+        named = generate_many(target, [[3, 1], [4, 1, 5]], draft, rule=name, seed=3, **options)
+        found = [generate(target, [3, 1], draft, rule=rule, seed=3, **options)]
+        found.append(generate(target, [4, 1, 5], draft, rule=rule, seed=4, **options))
         assert [each.tokens for each in found] == [each.tokens for each in named]
-    assert generate(target, prompts[0], draft, rule=rule, **law).tokens == named[0].tokens
-    greedy = generate(target, prompts[0], method="ar", max_new_tokens=8).tokens
-    for change in (dict(top_k=1), dict(temperature=0)):
-        found = generate(target, prompts[0], draft, rule=rule, **law | change)
-        assert found.tokens == greedy != named[0].tokens
 
 
 class Penalised:
@@ -53,17 +52,16 @@ class Penalised:
     def __init__(self, distribution, draws):
         self.rule = SharedNoise(distribution, draws)
 
-    def propose(self, tree, nodes, prediction, widths):
+    def propose(self, tree, nodes, prediction, width):
         logits = penalised(tree, nodes, prediction.logits)
-        return self.rule.propose(tree, nodes, prediction._replace(logits=logits), widths)
+        return self.rule.propose(tree, nodes, prediction._replace(logits=logits), width)
 
     def verify(self, tree, logits):
-        return self.rule.verify(tree, penalised(tree, range(len(logits)), logits))
+        return self.rule.verify(tree, penalised(tree, tree.nodes, logits))
 
 
 def penalised(tree, nodes, logits):
-    texts = [[*tree.context, *tree.path(node)] for node in nodes]
-    return torch.stack([penalise(row, text) for row, text in zip(logits, texts)])
+    return torch.stack([penalise(row, tree.text(node)) for row, node in zip(logits, nodes)])
 
 
 def penalise(row, text):
@@ -95,9 +93,9 @@ def test_a_rule_that_allows_nothing_is_one_line(target, kind):
         def verify(self, tree, logits):
             return super().verify(tree, torch.full_like(logits, -math.inf))
 
-    rules = [Nothing, partial(Nothing, chosen=True)] if kind is Rejection else [Nothing]
-    for rule, temperature, options in product(rules, (0.0, 1.0), (OWN, dict(method="ar"))):
-        law = dict(temperature=temperature, rule=rule)
+    ways = OWN, dict(method="ar"), dict(method="s2d-tree")
+    for temperature, options in product((0.0, 1.0), ways):
+        law = dict(temperature=temperature, rule=Nothing)
         raises_line(generate, ValueError, "allows nothing", target, [3], target, **options | law)
 
 
@@ -105,27 +103,23 @@ class Eagle:
     """An exit that goes on from the target's hidden states with a head of its own (EAGLE)."""
 
     exit_layer, max_positions = 5, math.inf
-    ended = []  # how many states each one was handed in each step
 
-    def __init__(self, head, target, draft):
+    def __init__(self, head, counts, target, draft):
         self.target, self.head, self.hidden, self.read = target, head, None, []
+        counts.append(self.read)  # how many states it is handed in each step
 
     def predict(self, tree, nodes):
         if self.hidden is None:  # the target has read nothing yet
             return Prediction(torch.zeros(1, 61, device=self.target.device), confidence=0.0)
         hidden = self.hidden  # (1, hidden), before the root
-        for token in [tree.tokens[0], *tree.path(nodes[0])]:
-            hidden = features(self.target, hidden, [token]) @ self.head
+        for node in nodes[0].path:
+            hidden = features(self.target, hidden, [node.token]) @ self.head
         return Prediction(self.target.logits(hidden), confidence=1.0)
 
     def keep(self, step):
-        last = [0, *step.accepted][-1]
-        rows = step.hidden[-len(step.tree.tokens) :]
-        self.hidden = rows[last][None]
+        row = step.tree.nodes.index([step.tree.root, *step.accepted][-1])
+        self.hidden = step.hidden[-len(step.tree.nodes) :][row][None]
         self.read.append(len(step.hidden))
-
-    def end(self):
-        self.ended.append(self.read)
 
 
 def features(target, hidden, tokens):
@@ -135,7 +129,7 @@ def features(target, hidden, tokens):
 
 def test_a_head_on_the_targets_hidden_states(target, monkeypatch):
     """It is fitted to three texts exactly, so that whatever it drafts of them is right."""
-    monkeypatch.setattr("s2d.decoder.MAX_UNREAD", 5)  # one prompt is read in a pass of its own
+    monkeypatch.setattr("s2d.mask.MAX_PROMPT", 5)  # one prompt is read in a pass of its own
     prompts, rows, following = [random_tokens(i, 3 + 2 * i) for i in range(3)], [], []
     texts = [generate(target, prompt, method="ar", max_new_tokens=17).tokens for prompt in prompts]
     for prompt, text in zip(prompts, texts):
@@ -145,217 +139,203 @@ def test_a_head_on_the_targets_hidden_states(target, monkeypatch):
         following.append(hidden[1:])
     rows, following = torch.cat(rows), torch.cat(following)
     head = torch.linalg.lstsq(rows, following, driver="gelsd").solution
-    options = dict(exits=[partial(Eagle, head)], draft_length=3, max_new_tokens=17)
     for batch in (1, 2, 3):
-        Eagle.ended = []
+        counts = []
+        options = dict(exits=[partial(Eagle, head, counts)], draft_length=3, max_new_tokens=17)
         found = list(generate_many(target, prompts, batch=batch, **options))
         assert [each.tokens for each in found] == texts
         assert [each.stats.accept_lengths for each in found] == [[1, 4, 4, 4, 4]] * 3
-        assert sorted(Eagle.ended) == [[len(prompt), 4, 4, 4, 4] for prompt in prompts]
+        assert counts == [[len(prompt), 4, 4, 4, 4] for prompt in prompts]
 
 
-class Sequoia:
-    """Trees whose nodes have the more children the better they are among their siblings."""
+class ByProbability:
+    """Trees in which likely nodes have three children, and others one or none."""
 
     depth, prunes = 3, False
 
-    def frontier(self, tree, leaves):
-        return [leaf for leaf in leaves if self.rank(tree, leaf) < 2]
+    def frontier(self, leaves):
+        return [leaf for leaf in leaves if leaf.prob > 0.05]
 
-    def width(self, tree, node):
-        return max(1, 3 - self.rank(tree, node) - tree.depths[node])
+    def width(self, node):
+        return 3 if node.prob > 0.3 else 1
 
-    def rank(self, tree, node):
-        return tree.children(tree.parents[node]).index(node) if node else 0
+    def sent(self, nodes):
+        return nodes
 
 
-def test_a_shape_that_sees_the_tree(pair):
-    """Its children are drawn under rejection sampling, from q, and chosen under shared noise."""
+def test_a_shape_that_looks_at_nodes(pair):
+    """Under rejection sampling its children are drawn from q."""
     target, draft = pair
-    options = dict(tree=Sequoia(), exits=[2], temperature=1.0, stop=0.0, max_new_tokens=40)
-    decoder = start(target, [3, 1], draft, rule="rejection", **options)
-    for step in decoder:
-        tree = step.tree
-        if tree.depth == 3:
-            assert tree.parents == (-1, 0, 0, 0, 1, 1, 2, 4, 5, 6)
-            assert tree.q[0] is None and all(q is not None for q in tree.q[1:])
-        for node, q in zip(tree.parents[1:], tree.q[1:]):
-            text = torch.tensor([[*tree.context, *tree.path(node)]], device=target.device)
+    options = dict(exits=[2], temperature=1.0, rule="rejection", stop=0.0, max_new_tokens=20)
+    decoder = start(target, [3, 1], draft, tree=ByProbability(), **options)
+    for tree in (step.tree for step in decoder):
+        widths = [len(tree.children(node)) for node in tree.expanded]
+        assert widths == [tree.shape.width(node) for node in tree.expanded]
+        for node in tree.nodes[1:]:
+            text = torch.tensor([tree.text(node.parent)], device=target.device)
             row = draft.logits(draft.run_layers(draft.embed(text), 0, 2))[0, -1]
-            assert (q - row.softmax(dim=-1).cpu()).abs().max() < 1e-10
+            assert (node.q - row.softmax(dim=-1)).abs().max() < 1e-10
     assert decoder.stats.accepted_tokens > 0 and decoder.result().exact
-    found = start(target, [3, 1], draft, **options)
-    assert not any(q is not None for step in found for q in step.tree.q)
-    law = dict(temperature=1.0, max_new_tokens=40)
-    assert found.tokens == generate(target, [3, 1], method="ar", **law).tokens
-    assert isinstance(found.result().options.shape, Sequoia)
 
 
-def test_an_exit_goes_on_from_an_own_one(pair):
+class OneLayer(LayerExit):
+    """An exit as ours, of another confidence."""
+
+    def __init__(self, target, draft):
+        super().__init__(draft, None, 1)
+
+    def predict(self, tree, nodes):
+        return super().predict(tree, nodes)._replace(confidence=0.5)
+
+
+@pytest.mark.parametrize("own", [OneLayer, checked(OneLayer)])
+def test_an_exit_goes_on_from_an_own_one(pair, own):
     """And statistics list each exit once, also one that never drafts."""
     target, draft = pair
     rows = []
     hook = draft.model.layers[0].register_forward_hook(lambda _, x, y: rows.append(y.shape[1]))
 
-    class Own(LayerExit):
-        def __init__(self, target, draft):
-            super().__init__(draft, None, 1)
-
-        def predict(self, tree, nodes):
-            return super().predict(tree, nodes)._replace(confidence=0.5)
-
     def found(*exits, threshold):
         rows.clear()
-        options = dict(exits=exits, thresholds=[threshold], max_new_tokens=40)
+        options = dict(exits=exits, thresholds=[threshold], max_new_tokens=20)
         stats = generate(target, [3, 1], draft, **options).stats
         return stats.accept_lengths, stats.exit_counts, stats.acceptance()["per_exit"], [*rows]
 
-    assert found(Own, 3, threshold=0.6) == found(1, 3, threshold=1.0)
-    counts = found(Own, 3, threshold=0.4)
+    assert found(own, 3, threshold=0.6) == found(1, 3, threshold=1.0)
+    counts = found(own, 3, threshold=0.4)
     hook.remove()
     assert counts[1].keys() == {1} and [*counts[2]] == [1, 3]
-    both = dict(exits=[Own, Own], thresholds=[0.6])
-    raises_line(generate, ValueError, "a number of its own", target, [3, 1], draft, **both)
 
 
-def spoil(value):
-    """Change all of it that can be changed."""
-    if isinstance(value, torch.Tensor):
-        value.fill_(-5.0)
-    elif isinstance(value, np.ndarray) and value.flags.writeable:
-        value[:] = False
-    elif isinstance(value, list | dict):
-        value.clear()
-    for each in value if isinstance(value, tuple) else getattr(value, "__dict__", {}).values():
-        spoil(each)
+class DeepFirst(SortedDraft):
+    """The first level by the last exit, as most depends on it, and the others by the first one."""
+
+    def choose_exit(self, tree, nodes, rule):
+        return self.ask(self.exits[0 if tree.depth else -1], tree, nodes, rule)
 
 
-class Spoils:
-    """A part that changes what it was handed, after one of ours has answered."""
+class AsLast(Decoder):
+    """Drafts as many tokens as the last step has emitted."""
 
-    def __init__(self, part):
-        self.part = part
-
-    def __getattr__(self, name):
-        value = getattr(self.part, name)
-
-        def call(*given):
-            found = value(*given)
-            spoil(given)
-            return found
-
-        return call if callable(value) else value
+    def draft(self):
+        (length,) = self.stats.accept_lengths[-1:] or [1]
+        self.options = replace(self.options, shape=FixedShape((1,) * length))
+        return super().draft()
 
 
-OURS = {
-    "exits": [lambda target, draft: Spoils(LayerExit(draft, None, 2)), 4],
-    "rule": lambda *settings: Spoils(SharedNoise(*settings)),
-    "tree": Spoils(GrowingShape(3, 3, 6)),
-}
+PARTS = [
+    dict(rule=checked(Penalised), tree=checked(GrowingShape(3, 3, 6))),
+    dict(rule=checked(SharedNoise), exits=[checked(OneLayer), 3], thresholds=[0.6]),
+    dict(tree=checked(ByProbability()), exits=[0, 2]),
+    dict(drafter=DeepFirst, draft_length=3),
+    dict(decoder=AsLast, exits=[2]),
+]
 
 
-@pytest.mark.parametrize("part", OURS)
-def test_what_a_part_is_handed_is_a_copy_or_cannot_be_changed(pair, part):
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_alone_and_with_other_prompts(pair, part):
+    """One seed, one text: by ``generate``, ``start`` and ``generate_many``, and without a draft."""
     target, draft = pair
-    plain = dict(exits=[2, 4], thresholds=[0.3], tree=GrowingShape(3, 3, 6), rule="noise")
-    said = []
-    for options in (plain, plain | {part: OURS[part]}):
-        decoder = start(target, [3, 1], draft, temperature=1.0, max_new_tokens=20, **options)
-        logs = [each for step in decoder for each in step.log_probabilities()]
-        said.append((decoder.tokens, decoder.stats.accept_lengths, decoder.stats.exit_counts, logs))
-    assert said[0] == said[1]
+    prompts = [3, 1], [4, 1, 5]
+    options = dict(temperature=1.0, stop=0.0, max_new_tokens=12) | part
+    plain = options | dict(method="ar", decoder=None)
+    for seed, answer in enumerate(generate_many(target, prompts, draft, batch=2, **options)):
+        decoder = start(target, prompts[seed], draft, seed=seed, **options)
+        trees = [step.tree for step in decoder]
+        lengths = decoder.stats.accept_lengths
+        assert lengths == answer.stats.accept_lengths and max(lengths) > 1
+        found = [
+            generate(target, prompts[seed], draft, seed=seed, **way) for way in (options, plain)
+        ]
+        assert found[0].tokens == found[1].tokens == answer.tokens == decoder.tokens
+        if "drafter" in part:
+            assert [node.exit_layer for node in trees[0].nodes[1:]] == [4, 1, 1]
+        if "decoder" in part:
+            assert [tree.depth for tree in trees[:4]] == [1, *lengths[:3]]
+
+
+def test_a_decoder_that_makes_its_own_pass_goes_with_a_single_prompt(pair):
+    class Own(Decoder):
+        def run_target(self, tree):
+            return super().run_target(tree)
+
+    target, draft = pair
+    assert len(generate(target, [3], draft, decoder=Own, max_new_tokens=9).tokens) == 9
+    many = generate_many(target, [[3]], draft, decoder=Own)
+    raises_line(next, ValueError, "a decoder that makes its own pass", many)
 
 
 def shape(widths=(2, 2, 2), **own):
     """Options with a shape that is ours but for some of its methods."""
     methods = {name: (lambda self, *given, do=do: do(*given)) for name, do in own.items()}
-    return dict(tree=type("Own", (FixedShape,), methods | {"prunes": "sent" in own})(widths))
+    return dict(tree=checked(type("Own", (FixedShape,), methods)(widths)))
 
 
 def rule(widths=(2, 2, 1), **own):
     """With a rule whose methods change, or are, what Greedy says."""
-    return dict(tree=widths, rule=type("Own", (Greedy,), own))
+    return dict(tree=widths, rule=checked(type("Own", (Greedy,), own)))
 
 
-def accepting(change):
-    return rule(verify=lambda *given: change(*Greedy.verify(*given)))
+def proposing(tokens, estimates, q=None):
+    proposal = Proposal(torch.tensor(tokens), torch.tensor(estimates), q)
+    return rule((2,), propose=lambda *given: proposal)
 
 
-def proposing(*proposal):
-    return rule((2,), propose=lambda *given: Proposal(*proposal))
+Q = torch.ones(1, 61) / 61
 
 
-def exit_(logits=None, confidence=0.5, **own):
+def exit_(logits=Q, confidence=0.5, **own):
     """With an exit that says the same whenever it is asked."""
-    logits = torch.zeros(1, 61) if logits is None else logits
-    own = {"exit_layer": 1, "max_positions": 99, "__init__": lambda *models: None} | own
     said = Prediction(logits.to(DEVICE), confidence)
-    own = {"keep": lambda *given: None, "predict": lambda *given: said} | own
+    ours = {"exit_layer": 1, "max_positions": 99, "__init__": lambda *models: None}
+    ours |= {"keep": lambda *given: None, "predict": lambda *given: said}
     law = dict(temperature=1.0, rule="rejection", tree=(1, 1))
-    return dict(exits=[type("Own", (), own)]) | law
-
-
-def all_of(tree):
-    return list(range(len(tree.tokens)))
-
-
-class OnlyRoots(FixedShape):
-    prunes = True
-
-    def sent(self, tree):
-        return [0]
+    return dict(exits=[checked(type("Own", (), ours | own))]) | law
 
 
 ORDER = "nodes are sent in order, with their parents"
-FRONTIER = "a frontier is some of"
-PATH = "a rule accepts a path from the root down"
 TOKENS = "a rule proposes up to 2 different tokens of 61, not"
+WIDE = dict(width=lambda node: 61, frontier=lambda leaves: leaves[:140])
 BROKEN = [
-    (ORDER, shape(sent=lambda tree: [0, 2, 1, *all_of(tree)[3:]])),
-    (ORDER, shape(sent=lambda tree: [-1, 0])),
-    (ORDER, shape(sent=lambda tree: [0, *all_of(tree)[2:]])),
-    (ORDER, shape(sent=lambda tree: [*all_of(tree), len(tree.tokens)])),
-    (FRONTIER, shape(frontier=lambda tree, leaves: [1, 2][: len(leaves)])),
-    (FRONTIER, shape(frontier=lambda tree, leaves: [*leaves[::-1], 0])),
-    ("the width of a tree: expected", shape(width=lambda *given: -1)),
-    ("the depth of a tree", dict(tree=type("Own", (Sequoia,), {"depth": 2000})())),
-    ("the nodes of a tree before it is cut", shape(width=lambda *given: 900)),
-    ("tree: expected 1 to 1024 nodes", dict(tree=(10**9,) * 3)),
-    ("and up to 8192 before a tree is cut", dict(tree=GrowingShape(1000, 2, 5))),
-    (PATH, accepting(lambda path, bonus: (path[1:], bonus))),
-    (PATH, accepting(lambda path, bonus: ([*path, 999], bonus))),
-    ("a rule verifies to", accepting(lambda path, bonus: ([1.0], bonus))),
-    ("a bonus token: expected", accepting(lambda path, bonus: (path, 61))),
-    (TOKENS, proposing([[np.int64(5)]], [[0.5]])),
+    (ORDER, shape(sent=lambda nodes: [nodes[0], *nodes[:0:-1]])),
+    (ORDER, shape(sent=lambda nodes: nodes[1:])),
+    (ORDER, shape(sent=lambda nodes: [nodes[0], *nodes[2:]])),
+    ("a frontier is some of the leaves", shape(frontier=lambda leaves: leaves[::-1])),
+    ("a width is a whole number from 1", shape(width=lambda node: 2.0)),
+    ("a level has up to 8192 nodes, not 8540", shape((1,) * 4, **WIDE)),
+    ("a tree grows up to 8192 nodes, not 12323", shape((1,) * 3, **WIDE)),
+    ("a path from the root down", rule(verify=lambda *it: (Greedy.verify(*it)[0][1:], 5))),
+    ("verify answers None", rule(verify=lambda *given: None)),
+    ("a bonus token is one of 61", rule(verify=lambda *given: ([], 61))),
+    ("verify changes what", rule(verify=lambda self, tree, logits: logits.mul_(2))),
+    (TOKENS, proposing([[61, 5]], [[0.5, 0.5]])),
     (TOKENS, proposing([[5, 5]], [[0.5, 0.5]])),
     (TOKENS, proposing([[1, 2, 3]], [[0.5, 0.5, 0.5]])),
-    ("a rule proposes lists of tokens", proposing([[5], [6]], [[0.5], [0.5]])),
-    ("a rule's estimates are 1 numbers", proposing([[5]], [[]])),
-    ("a rule's estimates are 1 numbers", proposing([[5]], [[math.nan]])),
-    ("a rule's q are", proposing([[5]], [[0.5]], [torch.ones(60)])),
-    ("a rule that draws does not go", dict(rule=Rejection, method="s2d-tree", temperature=1.0)),
-    (r"floats of shape \(1, 61\), not \(\(2, 61\), torch.float32", exit_(torch.zeros(2, 61))),
-    (r"not tensor\(\[\[0, 0", exit_(torch.zeros(1, 61).long())),
-    ("an exit returns a Prediction, not None", exit_(predict=lambda *given: None)),
+    (r"of shape \(1, C\), not", proposing([[5], [6]], [[0.5], [0.5]])),
+    ("a rule's estimates are numbers from 0", proposing([[5]], [[math.nan]])),
+    (r"a rule's q has the shape \(1, 61\)", proposing([[5]], [[0.5]], Q[0])),
+    ("that draws does not go", proposing([[5]], [[0.5]], Q) | dict(tree=GrowingShape(2, 2, 3))),
+    (r"floats of shape \(1, 61\), not torch.Size\(\[1, 60", exit_(torch.zeros(1, 60))),
+    ("predict changes what", exit_(predict=lambda self, tree, nodes: tree.context.pop())),
+    ("keep changes what", exit_(keep=lambda self, step: step.accepted.append(5))),
     ("an exit's confidence is", exit_(confidence=math.nan)),
     ("not finite", exit_(torch.full((1, 61), math.nan))),
-    ("an exit's number: expected", exit_(exit_layer=-1)),
-    ("max_positions is a number", exit_(max_positions=None)),
+    ("an exit's exit_layer is a number", exit_(exit_layer=-1)),
+    ("an exit's max_positions is a number", exit_(max_positions=None)),
     ("a prompt is a list of ids", dict(tokens="Hi")),
-    ("a prompt is a list of ids", dict(tokens={})),
     ("must share a vocabulary", dict(draft=random_llama(1, vocab_size=190))),
-    ("exits .4.: there is no draft model", dict(draft=None)),
+    ("each exit has a number of its own", dict(exits=[OneLayer, OneLayer], thresholds=[0.6])),
     ("not 'x'", dict(method="x")),
-    ("max_new_tokens: expected a whole number from 1", dict(max_new_tokens=0)),
-    ("temperature: expected a number from 0 up to", dict(temperature=np.zeros((2, 2)))),
-    ("exits: expected numbers of layers or functions", dict(exits=["4"])),
-    ("exits .5.: the draft has 4 layers", dict(exits=[5])),
+    ("temperature: expected 0, or a number", dict(temperature="1")),
+    ("exit 5: the draft has 4 layers", dict(exits=[5])),
     ("exits: expected increasing numbers", dict(exits=[2, 1])),
     ("3 exits, but 1 thresholds", dict(exits=[1, 2, 3], thresholds=[0.5])),
     ("thresholds: expected numbers from 0", dict(exits=[1, 2], thresholds=[math.nan])),
     ("rule: expected 'noise', 'rejection' or a function", dict(rule="coupled")),
-    ("init='target' goes with", dict(rule=Greedy, init="target")),
-    ("leaves out the token that", dict(tree=OnlyRoots((2, 2, 2)), init="target")),
+    ("options: .* 'init'", dict(init="target")),
+    ("roots go with rule=", dict(rule=Greedy, decoder=RootsDecoder)),
+    ("leaves out the token that", dict(decoder=RootsDecoder) | shape(sent=lambda nodes: nodes[:1])),
+    ("shape: expected widths from 1, or a Shape", dict(tree=GrowingShape(1000, 2, 5))),
     ("tree: expected without draft_length", dict(tree=(2, 1), draft_length=3)),
 ]
 
@@ -369,9 +349,8 @@ def test_what_breaks_a_promise_or_cannot_be_run_is_one_line(target, message, opt
 
 def test_an_exit_that_knows_nothing_ends_drafting(target):
     steps = start(target, [3, 1], max_new_tokens=5, **exit_(confidence=0))
-    assert [len(step.tree.tokens) for step in steps] == [1] * 5
-    flat = exit_(torch.full((1, 61), -1.0))  # all tokens are equally probable
-    assert generate(target, [3, 1], max_new_tokens=5, **flat).stats.draft_tokens > 0
+    assert [len(step.tree.nodes) for step in steps] == [1] * 5
+    assert generate(target, [3, 1], max_new_tokens=5, **exit_()).stats.draft_tokens > 0
 
 
 def test_a_prompt_that_fails_within_a_step_does_not_take_others_along():
@@ -385,7 +364,7 @@ def test_a_prompt_that_fails_within_a_step_does_not_take_others_along():
 
 
 @pytest.mark.parametrize("method", ["ar", "s2d-tree"])
-@pytest.mark.parametrize("law", [dict(), dict(temperature=1.0), dict(init="target")])
+@pytest.mark.parametrize("law", [dict(), dict(temperature=1.0), dict(decoder=RootsDecoder)])
 def test_log_probabilities_and_tokens_per_step(target, method, law):
     """Of every emitted token, under the target alone. Steps add up to the answer."""
     tokens = generate(target, [3, 1], method="ar", max_new_tokens=30).tokens

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import ROOT, fork, random_llama, random_tokens
+from s2d.speed import tensor_parallel
 
 import run
 from s2d import load_model, start
 from s2d.checkpoint import save_model
 from s2d.checkpoint.config import read_folder
-from s2d.speed import tensor_parallel
-from s2d.speed.batch import decode_many
+from s2d.passes.batch import decode_many
 
 SIZES = dict(head_dim=4, num_hidden_layers=3, max_position_embeddings=400)
 SIZES |= dict(intermediate_size=52, num_attention_heads=6, num_key_value_heads=2)

@@ -141,7 +141,7 @@ def own(flip, forgets=False):
 
 
 def test_rules_of_ones_own():
-    """They are checked as ``generate`` does, and a mistake in the last token shows."""
+    """They are ``checked``, and a mistake in the last token shows."""
     target = TableModel(seed=1, vocab_size=2)
     models = dict(target=target, draft=TableModel(2, 2, mixed_with=target))
     for flip in (lambda chance: random.random() < chance, lambda chance: torch.rand(()) < chance):
@@ -149,6 +149,8 @@ def test_rules_of_ones_own():
         assert measure(own(flip, forgets=True), (1, 1), **models).distance > 0.01
     by_numpy = own(lambda chance: KEPT["numpy"].random() < chance)
     raises_line(measure, ValueError, "two runs", by_numpy, (1, 1), **models)
+    beyond = type("Own", (Rejection,), {"verify": lambda *given: ([], 2)})
+    raises_line(measure, ValueError, "a bonus token is one of 2", beyond, (1, 1), **models)
 
 
 class BlockVerification(Rejection):
@@ -158,30 +160,31 @@ class BlockVerification(Rejection):
 
     def verify(self, tree, logits):
         p, weight, accepted = self.distribution(logits), torch.ones(()), []
-        left, last = residual(p[0], tree.q[1]), len(tree.tokens) - 1
-        for node in range(1, last + 1):
-            token, before = tree.tokens[node], 1.0 if self.forgets else weight
-            weight = (before * p[node - 1, token] / tree.q[node][token]).clamp(max=1.0)
-            chance, rest = weight, p[node]
-            if node < last:
-                rest = (weight * p[node] - tree.q[node + 1]).clamp(min=0.0)
+        chain = tree.nodes[1:]
+        left = residual(p[0], chain[0].q)
+        for row, (node, following) in enumerate(zip(chain, [*chain[1:], None])):
+            before = 1.0 if self.forgets else weight
+            weight = (before * p[row, node.token] / node.q[node.token]).clamp(max=1.0)
+            chance, rest = weight, p[row + 1]
+            if following is not None:
+                rest = (weight * p[row + 1] - following.q).clamp(min=0.0)
                 chance = rest.sum() / (rest.sum() + 1.0 - weight)
             if self.draws.flip(chance.item()):  # also where a shorter part has failed
-                accepted, left = [*range(1, node + 1)], rest
+                accepted, left = chain[: row + 1], rest
         return accepted, self.draws.draw(left[None]).item()
 
 
 class Writes(FixedShape):
     """A shape that writes into the q of the nodes that it can see."""
 
-    def frontier(self, tree, leaves):
-        for q in filter(torch.is_tensor, tree.q):
-            q.fill_(1 / 3)
+    def frontier(self, leaves):
+        for node in filter(lambda leaf: leaf.depth, leaves):
+            node.q.fill_(1 / 3)
         return leaves
 
 
-def test_a_shape_that_writes_into_q_changes_no_law():
-    assert measure("rejection", Writes((1, 1))).distance < 1e-12
+def test_a_shape_that_writes_into_q_is_found():
+    raises_line(measure, ValueError, "frontier changes what", "rejection", Writes((1, 1)))
 
 
 def test_a_rule_that_depends_on_the_whole_path():

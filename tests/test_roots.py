@@ -5,6 +5,7 @@ import torch
 from helpers import nearly_equal, random_llama
 
 from s2d import generate
+from s2d.mcsd.roots import RootsDecoder
 from s2d.tree import GrowingShape
 
 OPTIONS = dict(eos_token_ids=(), scale=0.12, num_hidden_layers=2)
@@ -47,7 +48,7 @@ def test_chains_below_roots_as_published(widths):
             dict(tree=widths),
             dict(tree=GrowingShape(3, 4, 12)),
         ):
-            options |= dict(max_new_tokens=20, init="target")
+            options |= dict(max_new_tokens=20, decoder=RootsDecoder)
             answers.append(generate(target, [3, 1, 4], draft, **options))
         lossy, *others = answers
         assert lossy.tokens[:15] == expected[:15] and not lossy.exact
@@ -61,7 +62,7 @@ def test_chains_below_roots_as_published(widths):
 def test_roots_keep_to_top_p_and_top_k(kept):
     """Where they leave fewer tokens than there are roots, none from outside may be emitted."""
     target, draft = random_llama(1, eos_token_ids=()), random_llama(2)
-    options = dict(tree=(4, 1, 1), init="target", rule="rejection", temperature=1.0)
+    options = dict(tree=(4, 1, 1), decoder=RootsDecoder, rule="rejection", temperature=1.0)
     for seed in range(5):
         output = generate(target, [3, 1, 4], draft, seed=seed, max_new_tokens=20, **options, **kept)
         tokens = torch.tensor([3, 1, 4] + output.tokens, device=target.device)

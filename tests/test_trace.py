@@ -79,19 +79,18 @@ def known(mini, tokenizer, tmp_path_factory):
 
     @functools.cache
     def make(case):
-        draft = None if case == "ar" else mini("mini-draft")
         options = {"max_new_tokens": 40, "seed": 3} | CASES[case]
-        generation = start(mini("mini-7b"), prompt, draft, **options)
+        generation = start(*models, **options)
         file = tmp_path_factory.mktemp("pages") / "page.html"
         texts = Hostile() if case == "own" else tokenizer
         names = {exit: color.name for exit, color in color_exits(generation.stats.exits).items()}
         recorder = Recorder(texts, generation, {"target": "T", "colors": names})
         steps = [recorder.add(step) or step for step in generation]
         write_page(recorder.data(), file)
-        assert generation.tokens == generate(mini("mini-7b"), prompt, draft, **options).tokens
+        assert generation.tokens == generate(*models, **options).tokens
         return file, json.loads(json.dumps(recorder.data())), steps, generation
 
-    prompt = tokenizer.encode_chat([QUESTION])
+    models = mini("mini-7b"), tokenizer.encode_chat([QUESTION]), mini("mini-draft")
     return make
 
 
@@ -136,11 +135,10 @@ def check_rejection(position, p, tested):
     ids = position["ids"]
     expected = []
     q = tested[0].q
-    drawn = q is not None
-    if drawn:
+    if q is not None:
         expected.append(["q", None, close(q[ids].tolist())])
     for token, test in zip([node.token for node in tested], position["tests"]):
-        if not drawn:
+        if tested[0].q is None:
             q = torch.eye(len(p), dtype=p.dtype)[token]
         assert [test["p"], test.get("q", 1.0)] == close([p[token].item(), q[token].item()])
         assert test["chance"] == close(min(1.0, (p[token] / q[token]).item()))

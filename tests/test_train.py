@@ -18,8 +18,8 @@ from helpers import ROOT, WEIGHTS, change_json, fork, program, raises_line, rand
 
 from s2d import Tokenizer, load_model
 from s2d.checkpoint import save_model
+from s2d.passes.tensor_parallel import join_processes
 from s2d.soft import exit_states, soft_losses
-from s2d.speed.tensor_parallel import join_processes
 from s2d.train import __main__ as train
 from s2d.train import data, family, fit, nested
 from s2d.train.fsdp import Divided

@@ -26,6 +26,14 @@ class Turn(NamedTuple):
     generation: Generation | None  # transformers has none
 
 
+class Difference(NamedTuple):
+    """Where two answers part: after the ids ``before``, one goes on with each of two ``tokens``."""
+
+    seed: int
+    before: list[int]
+    tokens: tuple[int, int]
+
+
 class Record(NamedTuple):
     """How a method answered a question in a round."""
 
@@ -34,6 +42,13 @@ class Record(NamedTuple):
     seed: int  # of each of the turns
     question: Question
     turns: list[Turn]
+
+    def first_difference(self, other: "Record") -> Difference | None:
+        for own, theirs in zip(self.turns, other.turns):
+            for place, tokens in enumerate(zip(own.tokens, theirs.tokens)):
+                if tokens[0] != tokens[1]:
+                    return Difference(self.seed, own.prompt + own.tokens[:place], tokens)
+        return None
 
 
 @dataclass(frozen=True)

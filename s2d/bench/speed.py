@@ -14,6 +14,7 @@ import torch
 from ..checkpoint import placement
 from ..checkpoint.files import refuse_existing, staged
 from ..cli.program import name_processor
+from ..cli.terminal import ROUNDING, gap_in_steps
 from .figures import mean_column
 from .measure import compare_methods
 from .methods import choose_methods, default_methods, load_methods
@@ -59,13 +60,24 @@ def main(args: Namespace) -> int:
                 if args.out:
                     write_answers(args.out, comparison, alone.tokenizer)
                 different = comparison.different_from("ar") if args.check else {}
-                for method, count in different.items():
-                    print(f"{comparison.title} {method}: {count} answers differ from those of ar")
-                    code = 1 if count else code
+                for method, places in different.items():
+                    options = comparison.options[method]
+                    gaps = [gap_in_steps(alone.target, options, *place) for place in places]
+                    words = "answers differ from those of the target alone"
+                    print(f"{comparison.title} {method}: {len(gaps)} {words}{verdict(gaps)}")
+                    code = 1 if max(gaps, default=0) > ROUNDING else code
     finally:
         if found:
             show_all(found, args)
     return code
+
+
+def verdict(gaps: list[float]) -> str:
+    """What is said of answers that differ, by the ``gaps`` of the two tokens where each begins."""
+    if not gaps:
+        return ""
+    cause = "rounding" if max(gaps) <= ROUNDING else "a fault"
+    return f", at tokens up to {max(gaps):.1f} steps of the dtype apart: {cause}"
 
 
 def show_all(found: list[Comparison], args: Namespace) -> None:

@@ -11,7 +11,7 @@ from ..checkpoint.files import staged
 from ..cli.terminal import describe
 from ..options import Options
 from ..stats import Stats
-from .figures import Column, Record, by_method, make_column, stats_of
+from .figures import Column, Difference, Record, by_method, make_column, stats_of
 
 MEASURES = "speedup", "mat", "of best exit"
 LEGEND = "speedup / mean accepted tokens / speedup divided by the best single exit's"
@@ -51,20 +51,24 @@ class Comparison:
                 found[method] = total.acceptance()
         return found
 
-    def different_from(self, expected: str) -> dict[str, int]:
-        """{lossless method: how many of its answers differ from those of the ``expected`` one}.
+    def different_from(self, expected: str) -> dict[str, list[Difference]]:
+        """{lossless method: where its answers differ from those of the ``expected`` one}.
 
-        Above T = 0 rejection sampling draws another text than others, and is left out.
+        Above T = 0 rejection sampling draws another text than others, and is left out. What is
+        lossless bit for bit is compared with the target alone in the same form, if that is there.
         """
         rows = by_method(self.records)
-        texts = {name: [[t.tokens for t in each.turns] for each in rows[name]] for name in rows}
+        alone = {each.decoder: name for name, each in self.options.items() if each.method == "ar"}
         found = {}
         for method, options in self.options.items():
             draws_anew = options.rule != "noise" and options.temperature > 0
             is_exact = rows[method][0].turns[0].generation.exact
-            if method != expected and is_exact and not draws_anew:
-                pairs = zip(texts[expected], texts[method])
-                found[method] = sum(one != other for one, other in pairs)
+            if options.method != "ar" and is_exact and not draws_anew:
+                others = rows[
+                    alone.get(options.decoder, expected) if expected == "ar" else expected
+                ]
+                pairs = [one.first_difference(own) for one, own in zip(others, rows[method])]
+                found[method] = [each for each in pairs if each is not None]
         return found
 
     def __str__(self) -> str:

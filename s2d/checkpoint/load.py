@@ -42,7 +42,7 @@ def load_model(
         folder: where it is, or what ``read_folder`` has read there.
         device: see ``check_device``.
         dtype: a dtype, its name, or "auto": see ``choose_dtype``.
-        share: what is loaded of each tensor, if that is a part of it (speed/tensor_parallel.py).
+        share: what is loaded of each tensor, if that is a part of it (passes/tensor_parallel.py).
         quick: on a CPU, lay weights out anew for matmuls of a few rows (layout.py).
         layers: how many of the first layers to read: a draft needs those up to its last exit. The
             others need not be in the folder. If config.json names exits after these layers, the

@@ -15,8 +15,8 @@ from ..generation import make_decoder
 from ..options import Options
 from ..pair.loading import Choice, Pair, choose_pair, load_chosen
 from ..pair.names import MINIATURE_PROMPTS, miniature_note
-from ..speed.batch import decode_many
-from ..speed.tensor_parallel import from_rank_0, join_processes  # for torchrun
+from ..passes.batch import decode_many
+from ..passes.tensor_parallel import from_rank_0, join_processes  # for torchrun
 from ..stats import Step
 from .terminal import as_json, compare_speed, report, show, stream
 
@@ -46,7 +46,7 @@ def answer(args: Namespace, watch: Watch) -> int:
 def choose(args: Namespace) -> Choice:
     """The target, what drafts for it, and the options; ValueError for what cannot be run."""
     names = {field.name for field in fields(Options)} | {"draft_length", "tree"}
-    names |= {"init", "decision", "datastore"}
+    names |= {"bitwise", "init", "decision", "datastore"}
     typed = {name: value for name, value in vars(args).items() if value is not None}
     given = {name: typed[name] for name in names & typed.keys()}
     check_device(args.device)

@@ -5,6 +5,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from math import floor, log2
 from statistics import median
 from typing import Any
 
@@ -13,13 +14,18 @@ import torch
 from ..checkpoint.notices import CONTROLS, tell
 from ..checkpoint.tokenizer import TextStream
 from ..generation import decide, make_decoder
+from ..model import Llama
 from ..ngram.table import TableExit
 from ..options import Options
 from ..pair.loading import Pair
+from ..passes.bitwise import BitwiseDecoder
+from ..sampling import Draws
 from ..stats import Generation, Step
 from ..tree import FixedShape, GrowingShape
 
 TURNS = 5  # of a comparison
+# Steps of the dtype: texts part by rounding where two tokens are so near, and else by a fault.
+ROUNDING = 16
 
 
 def show(text: str, end: str = "\n") -> None:
@@ -65,8 +71,10 @@ def report(generation: Generation, pair: Pair) -> str:
             exits.append(f"exit {exit_layer}: {words}")
         lines.append(f"exits          {'; '.join(exits)}")
     words = "lossless" if generation.exact else "not lossless (its rule is not)"
-    if generation.exact and pair.target.dtype != torch.float64:
-        words += f", up to rounding in {str(pair.target.dtype).removeprefix('torch.')}"
+    if generation.exact and options.decoder is BitwiseDecoder:
+        words += ", bit for bit, as --method ar --bitwise"
+    elif generation.exact and pair.target.dtype != torch.float64:
+        words += f", up to rounding in {name_of(pair.target)}"
     lines.append(f"method         {options.method}, {words}")
     if options.rule == "rejection" and options.temperature == 0:
         lines.append("rejection      nothing is drawn at temperature 0")
@@ -85,20 +93,54 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
     count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
     options = replace(answer.options, max_new_tokens=count)
     same = "max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop_at"
+    if options.decoder is BitwiseDecoder:
+        same += ("decoder",)
     target_alone = decide(None, method="ar", **{name: getattr(options, name) for name in same})
     alone = []
     drafted = []
     for _ in range(TURNS):
-        alone.append(speed_of(make_decoder(pair.target, prompt, None, target_alone).run()))
+        plain = make_decoder(pair.target, prompt, None, target_alone).run()
+        alone.append(speed_of(plain))
         drafted.append(speed_of(make_decoder(pair.target, prompt, pair.draft, options).run()))
     ratio = median(drafted) / median(alone)
     turns = f"median of {TURNS} runs of up to {count} tokens"
-    return f"speed          {ratio:.2f} times as fast as the target alone ({turns})"
+    line = f"speed          {ratio:.2f} times as fast as the target alone ({turns})"
+    for place, tokens in enumerate(zip(plain.tokens, answer.tokens)):
+        if tokens[0] != tokens[1] and answer.exact and options.rule == "noise":
+            before = prompt + plain.tokens[:place]
+            gap = gap_in_steps(pair.target, options, options.seed, before, tokens)
+            cause = "by rounding" if gap <= ROUNDING else "which is a fault"
+            words = f"the target alone has another token {place + 1}, {gap:.1f} steps apart"
+            return f"{line}\ntext           {words} in {name_of(pair.target)}: {cause}"
+    return line
+
+
+def gap_in_steps(
+    target: Llama, options: Options, seed: int, before: list[int], tokens: tuple[int, int]
+) -> float:
+    """How far apart two ``tokens`` were after the ids ``before``, in steps of the target's dtype.
+
+    A step is the distance from the larger logit to the next number. Above temperature 0, what
+    decides between the tokens is logits / T + g (``sampling.Draws.noise``).
+    """
+    with torch.inference_mode():
+        logits = target(torch.tensor([before], device=target.device))[0, -1].double()  # (V,)
+    size = logits[list(tokens)].abs().max().item()
+    step = torch.finfo(target.dtype).eps * 2.0 ** floor(log2(max(size, 1e-30)))
+    scores = logits
+    if options.temperature > 0:
+        scores = logits + options.temperature * Draws(seed).noise([len(before)], logits[None])[0]
+    return abs(scores[tokens[0]] - scores[tokens[1]]).item() / step
 
 
 def speed_of(generation: Generation) -> float:
     """Tokens per second."""
     return len(generation.tokens) / generation.stats.seconds
+
+
+def name_of(model: Llama) -> str:
+    """The name of a model's dtype."""
+    return str(model.dtype).removeprefix("torch.")
 
 
 def describe(options: Options) -> dict[str, Any]:
@@ -131,7 +173,7 @@ def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -
         "options": describe(generation.options),
         "arguments": vars(args),
         "device": pair.target.device,
-        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "dtype": name_of(pair.target),
         "stats": {
             "accept_lengths": stats.accept_lengths,
             "seconds": stats.seconds,

@@ -15,7 +15,8 @@ from ..checkpoint.tokenizer import Tokenizer
 from ..generation import decide
 from ..model import Llama
 from ..options import Options, expect
-from ..speed.tensor_parallel import load_part
+from ..passes.bitwise import BitwiseDecoder, check_chain
+from ..passes.tensor_parallel import load_part
 from .names import FoundDraft, find_draft, find_target, refuse_other_size
 
 
@@ -52,6 +53,7 @@ def choose_pair(
     init: str = "draft",
     decision: Path | None = None,
     datastore: Path | None = None,
+    bitwise: bool = False,
     **options: Any,
 ) -> Choice:
     """Find the folders and decide the ``options``, which are given by name, as to ``generate``.
@@ -63,7 +65,14 @@ def choose_pair(
         init: what proposes the first level of a tree: "draft", or "target" (mcsd/roots.py).
         decision: the file of a decision model (mcsd/decision.py).
         datastore: the file of a datastore for exit 0; by default what ``find_draft`` finds.
+        bitwise: whether all passes have one form (passes/bitwise.py); drafts are chains then.
     """
+    if bitwise and (init == "target" or is_initialized()):
+        raise ValueError("bitwise: expected without roots from the target, and in one process")
+    if bitwise:
+        options["decoder"] = BitwiseDecoder
+        if not {"method", "tree"} & options.keys():
+            options["method"] = "s2d"  # the default of exit 0 alone would be a tree
     folder = read_folder(find_target(target))
     if options.get("method") == "ar":
         found = FoundDraft(draft=None, datastore=None, description="none")
@@ -71,6 +80,8 @@ def choose_pair(
         found = find_draft(folder, draft, options.get("exits"), datastore)
         options = named_parts(folder, found, init, decision, options)
     decided = decide(found.draft, **options)
+    if bitwise:
+        check_chain(decided)
     if found.draft is not None:
         refuse_other_size(found.draft, folder)
     # After all other checks, as transformers takes seconds to import.

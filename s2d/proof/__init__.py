@@ -4,7 +4,7 @@ from importlib import import_module
 
 # As in s2d/__init__.py.
 PUBLIC = {"Law": "forks", "TableModel": "models", "law": "forks", "measure": "lossless"}
-PUBLIC["text_law"] = "models"
+PUBLIC |= {"checked": "promises", "text_law": "models"}
 __all__ = list(PUBLIC)
 
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from math import inf
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -261,7 +261,7 @@ class ForkedDraws(Draws):
 
     def __init__(self, seed: int) -> None:
         self.__class__ = ForkedDraws  # in a law, every Draws begins here
-        self.noise_row = cache(self.make_noise)
+        self.rows = {}  # of noise
 
     def flip(self, probability: float) -> bool:
         chance = torch.tensor(probability, dtype=torch.float64).clamp(0.0, 1.0)

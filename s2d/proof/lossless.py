@@ -4,23 +4,21 @@
 whatever a step may draw, accept and reject is enumerated. ``measure`` measures a rule of your own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
 from torch import Tensor
 
-from .. import rules
-from ..checked import CheckedShape
 from ..draft import SortedDraft
-from ..generation import make_rule
-from ..options import decide
-from ..rules import Distribution, Prediction, Rejection, Rule, RuleMaker, SharedNoise, as_proposal
-from ..sampling import Draws, warp
-from ..tree import Proposal, Shape, Tree
+from ..generation import decide, make_rule
+from ..rules import Prediction, Proposal, Rejection, Rule, SharedNoise, best_children, residual
+from ..sampling import Distribution, Draws, warp
+from ..tree import Node, Shape, Tree
 from .forks import law
 from .models import TableModel, text_law
+from .promises import checked
 
 SHAPES = {"chain 1,1": (1, 1), "tree 2,1": (2, 1)}
 TARGET = TableModel(seed=54)
@@ -34,7 +32,7 @@ class Measured(NamedTuple):
 
 
 def measure(
-    rule: str | RuleMaker,
+    rule: str | Callable[..., Rule],
     widths: Sequence[int] | Shape,
     temperature: float = 0.6,
     target: TableModel = TARGET,
@@ -43,18 +41,18 @@ def measure(
 ) -> Measured:
     """What a step emits under a ``rule`` in a tree with these ``widths``, or of a Shape.
 
-    Both are given as to ``generate``, which would refuse what is refused here. All levels and the
-    bonus token are compared. Where a step emits fewer tokens, the target's own follow.
+    Both are given as to ``generate``, and are ``checked``. All levels and the bonus token are
+    compared. Where a step emits fewer tokens, the target's own follow.
     """
     options = decide(None, tree=widths, stop=0.0, rule=rule, temperature=temperature)
-    shape = CheckedShape(options.shape)
+    shape = checked(options.shape)
 
     def step(draws: Draws) -> list[int]:
-        rule = make_rule(options, draws)
-        tree = SortedDraft([draft], shape, options, ()).grow(Tree.root([0]), shape.depth, rule)
-        paths = map(tree.path, range(len(tree.tokens)))
-        accepted, bonus = rule.verify(tree, target.logits_after(*paths))
-        return [*(tree.tokens[node] for node in accepted), bonus]
+        own_rule = checked(make_rule(rule, options.distribution, draws))
+        tree = Tree([0], shape)
+        SortedDraft([draft], options, eos=()).grow(tree, shape.depth, own_rule)
+        accepted, bonus = own_rule.verify(tree, target.predict(tree, tree.nodes).logits)
+        return [*(node.token for node in accepted), bonus]
 
     def own(text: Sequence[int]) -> Tensor:
         return options.distribution(target.logits_after(text))[0]
@@ -86,43 +84,50 @@ class Mistaken(Rejection):
         super().__init__(distribution, draws)
         self.mistake = mistake
 
-    def propose(
-        self, tree: Tree, nodes: Sequence[int], prediction: Prediction, widths: Sequence[int]
-    ) -> Proposal:
-        q = self.distribution(prediction.logits)  # (R, V)
-        count = min(max(widths), q.shape[1])
-        tokens = self.draws.candidates(q, count)  # (R, C)
+    def propose(self, tree: Tree, nodes: list[Node], said: Prediction, width: int) -> Proposal:
+        tokens, estimates, q = super().propose(tree, nodes, said, width)
         if self.mistake == "best":
-            tokens = q.topk(count).indices
-        if self.mistake == "exit" and tree.depth == 0 and q[0, tokens[0, 0]] < 0.3:
-            q = self.distribution(prediction.logits / 2)
-            tokens = self.draws.candidates(q, count)
-        probs = q.gather(1, tokens)
+            estimates, tokens = q.topk(width)
+        if self.mistake == "exit" and tree.depth == 0 and estimates[0, 0] < 0.3:
+            later = said._replace(logits=said.logits / 2)
+            tokens, estimates, q = super().propose(tree, nodes, later, width)
         if self.mistake == "not sent":
-            probs = probs.where(probs > 0.3, 0.0)
+            estimates = estimates.where(estimates > 0.3, 0.0)
         if self.mistake == "T = 1":
-            q = warp(prediction.logits, temperature=1.0)
-        return as_proposal(tokens, probs, widths)._replace(q=q.unbind())
+            q = warp(said.logits, temperature=1.0)
+        return Proposal(tokens, estimates, q)
 
-    def test_children(
-        self, children: list[int], tokens: Sequence[int], p: Tensor, q: Tensor | None
-    ) -> tuple[int | None, Tensor]:
-        left = p
-        for child in children:
-            token = tokens[child]
-            chance = left[token] / q[token]
-            if self.mistake == "against p":
-                chance = p[token] / q[token]
-            if self.mistake == "one number":
-                # The number that drew the token is between two sums of q, and passes below p / q.
-                chance = (chance - q[:token].sum()) / q[token]
-            if self.draws.flip(chance.item()):
-                return child, left
-            if self.mistake != "bonus":
-                left = rules.residual(left, q)
-            if self.mistake != "q kept":
-                q = rules.without(q, token)
-        return None, left
+    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[Node], int]:
+        node = tree.root
+        while True:
+            p = left = self.distribution(logits[tree.nodes.index(node)])  # (V,)
+            children = tree.children(node)
+            q = children[0].q if children else None
+            for child in children:
+                chance = left[child.token] / q[child.token]
+                if self.mistake == "against p":
+                    chance = p[child.token] / q[child.token]
+                if self.mistake == "one number":
+                    # The number that drew the token is between two sums of q; it passes below p/q.
+                    chance = (chance - q[: child.token].sum()) / q[child.token]
+                if self.draws.flip(chance.item()):
+                    node = child
+                    break
+                if self.mistake != "bonus":
+                    left = residual(left, q)
+                if self.mistake != "q kept":
+                    q = q.clone()
+                    q[child.token] = 0.0
+                    q /= q.sum()
+            else:  # all children are rejected, or there are none
+                return list(node.path[1:]), self.draws.draw(left[None]).item()
+
+
+class Chosen(Rejection):
+    """Rejection sampling with chosen children, as in a growing tree."""
+
+    def propose(self, tree: Tree, nodes: list[Node], said: Prediction, width: int) -> Proposal:
+        return best_children(self.distribution(said.logits), width)
 
 
 def one_row(distribution: Distribution, draws: Draws) -> Rule:
@@ -131,9 +136,9 @@ def one_row(distribution: Distribution, draws: Draws) -> Rule:
     return SharedNoise(distribution, SimpleNamespace(noise=row))
 
 
-RULES: dict[str, RuleMaker] = {
+RULES: dict[str, Callable[..., Rule]] = {
     "right: rejection sampling (2302.01318)": Rejection,
-    "right: chosen children, tested by p alone (EAGLE 183)": partial(Rejection, chosen=True),
+    "right: chosen children, tested by p alone (EAGLE 183)": Chosen,
     "right: shared noise (2408.07978)": SharedNoise,
     **{f"wrong: {title}": partial(Mistaken, mistake) for mistake, title in MISTAKES.items()},
     "wrong: one row of noise for all positions": one_row,

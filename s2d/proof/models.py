@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..rules import Prediction
-from ..tree import Tree
+from ..tree import Node, Tree
 from .forks import Law, Outcome
 
 
@@ -37,8 +37,9 @@ class TableModel:
         """Logits (R, V) for the token after the ids of each of R ``texts``."""
         return torch.stack([self.table[tuple([-1, -1, -1, *text][-3:])] for text in texts])
 
-    def predict(self, tree: Tree, nodes: Sequence[int]) -> Prediction:
-        return Prediction(self.logits_after(*map(tree.path, nodes)), confidence=1.0)
+    def predict(self, tree: Tree, nodes: Sequence[Node]) -> Prediction:
+        drafted = [[each.token for each in node.path[1:]] for node in nodes]
+        return Prediction(self.logits_after(*drafted), confidence=1.0)
 
     def __call__(
         self, input_ids: Tensor, past_key_values: Any = None, **others: Any

@@ -15,7 +15,7 @@ from ..checkpoint.tokenizer import TextStream, Tokenizer
 from ..cli.terminal import describe
 from ..decoder import Decoder
 from ..draft import Exit
-from ..rules import Prediction, Rejection, SharedNoise, residual, tests
+from ..rules import Prediction, Rejection, SharedNoise, test_children
 from ..sampling import Draws, warp
 from ..stats import Step
 from ..tree import TARGET, Node, Tree
@@ -35,8 +35,7 @@ class RecordedExit:
 
     def predict(self, tree: Tree, nodes: list[Node]) -> Prediction:
         prediction = self.exit.predict(tree, nodes)
-        confidence = short(prediction.confidence)
-        self.recorder.asked[tree.depth + 1].append((self.exit_layer, confidence))
+        self.recorder.asked[tree.depth + 1].append((self.exit_layer, short(prediction.confidence)))
         for node, row in zip(nodes, warp(prediction.logits, temperature=1.0)):
             self.recorder.said[node].append((self.exit_layer, row))
         return prediction
@@ -66,8 +65,6 @@ class Recorder:
         self.asked = defaultdict(list)  # level -> exits in turn, and how sure they were
         self.said = defaultdict(list)  # node -> exits, and what follows it (V,)
         self.tests = defaultdict(dict)  # tested node -> the numbers that decided
-        self.left: dict[Node, Tensor] = {}  # rejected node -> what is then left of p (V,)
-
         decoder.drafter.exits = [RecordedExit(each, self) for each in decoder.drafter.exits]
         self.rule = getattr(decoder.rule, "rule", decoder.rule)  # it may wrap another one
         if type(self.rule) is Rejection:
@@ -106,7 +103,7 @@ class Recorder:
             "ms": short(1000 * step.seconds),
         }
         self.steps.append(recorded)
-        for noted in (self.asked, self.said, self.tests, self.left):
+        for noted in (self.asked, self.said, self.tests):
             noted.clear()
 
     def replay_tests(self, tree: Tree, p: dict[Node, Tensor]) -> None:
@@ -116,16 +113,19 @@ class Recorder:
         nodes = roots[::-1] or [tree.root]
         while nodes:
             node = nodes.pop()
-            for [child], _, left, q in tests([tree.children(node)], p[node][None]):
+            children = tree.children(node)
+            for rank, child in enumerate(children):
                 chance, draw = self.rule.draws.flips.pop(0)
-                numbers = {"p": left[0, child.token], "chance": min(1.0, chance), "draw": draw}
+                _, left = test_children([node, *children[:rank]], p[node][None])
+                numbers = {"p": left[node][child.token], "chance": min(1.0, chance), "draw": draw}
                 if child.q is not None:
-                    numbers["q"] = q[0, child.token]
+                    q = child.q.clone()
+                    q[[each.token for each in children[:rank]]] = 0.0
+                    numbers["q"] = q[child.token] / q.sum()
                 self.tests[child] = {name: short(value) for name, value in numbers.items()}
                 if draw < chance:
                     nodes.append(child)
                     break
-                self.left[child] = residual(left, q)[0]
 
     def position(self, step: Step, node: Node, p: Tensor) -> dict[str, Any]:
         """A position that the rule reached, the one after a ``node``: p (V,) is the target's."""
@@ -138,9 +138,10 @@ class Recorder:
         columns = [("p", None, p)]
         if children and children[0].q is not None:
             columns.append(("q", None, children[0].q))
-        for child in tested:
-            if child in self.left:
-                columns.append(("residual after", child.token, self.left[child]))
+        for count, child in enumerate(tested, start=1):
+            if child in self.tests and child not in step.accepted:
+                _, left = test_children([node, *tested[:count]], p[None])
+                columns.append(("residual after", child.token, left[node]))
         if type(self.rule) is SharedNoise:
             g = self.rule.draws.noise(step.tree.next_positions([node]), like=p)[0]  # (V,)
             columns += [("g", None, g), ("log p + g", None, p.log() + g)]
@@ -170,10 +171,9 @@ class Recorder:
         # Each is decoded after another text, as a tokenizer may drop the space of the first token.
         first = self.tokenizer.encode("a")
         cut = len(self.tokenizer.decode(first))
-        prompt = self.decoder.context[: self.decoder.prompt_length]
         return {
             "about": self.about,
-            "prompt": self.tokenizer.decode(prompt),
+            "prompt": self.tokenizer.decode(self.decoder.context[: self.decoder.prompt_length]),
             "answer": answer,
             "pieces": {token: self.tokenizer.decode([*first, token])[cut:] for token in known},
             "steps": self.steps,

@@ -17,8 +17,8 @@ from torch.optim import AdamW, Optimizer
 from ..checkpoint import is_fast
 from ..checkpoint.files import refuse_existing, staged
 from ..checkpoint.notices import PROGRESS_SECONDS, tell
+from ..passes.tensor_parallel import from_rank_0
 from ..soft import soft_losses
-from ..speed.tensor_parallel import from_rank_0
 from .fsdp import Divided, count_ranks, load_checkpoint, save_checkpoint
 
 CHECKPOINT_SECONDS = 300  # between two checkpoints, at least

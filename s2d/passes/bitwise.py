@@ -59,6 +59,12 @@ def whole_rows(count: int) -> int:
     return -(-count // ROWS) * ROWS
 
 
+def check_chain(options: Options) -> None:
+    """ValueError for trees, and for chains that are too long for a pass."""
+    if not is_chain(options.shape) or options.shape.depth >= ROWS:
+        raise ValueError(f"bitwise: expected a chain of up to {ROWS - 1} tokens")
+
+
 class BitwiseDecoder(Decoder):
     """A Decoder whose passes have one size: ``generate(..., decoder=BitwiseDecoder)``."""
 
@@ -70,8 +76,7 @@ class BitwiseDecoder(Decoder):
         context: Sequence[int],
         options: Options,
     ) -> None:
-        if not is_chain(options.shape) or options.shape.depth >= ROWS:
-            raise ValueError(f"bit for bit: expected a chain of up to {ROWS - 1} tokens")
+        check_chain(options)
         super().__init__(target, drafter, rule, context, options)
         self.cache = PaddedCache(target, whole_rows(self.limit + ROWS))
 

@@ -1,7 +1,7 @@
 """S2D by definition: whole models over the whole text.
 
 The fast code is compared with this definition, step by step. There is no KV cache, no mask and no
-batch, and a tree is a dictionary of its paths. ``python -m s2d.cli.definition`` shows an example.
+batch, and a tree is a dictionary of its paths.
 
 The target takes the token with the largest log p + g. Here p is its distribution, and g is Gumbel
 noise: a number for each token and position, from a seed alone. This is a draw from p (see
@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .model import Llama
-from .options import Options
-from .tree import GrowingShape
+from s2d.model import Llama
+from s2d.options import Options
+from s2d.tree import GrowingShape
 
 TokenPath = tuple[int, ...]  # from the first level down; () is the end of the context
 Noise = Callable[[int], Tensor]  # a position in the text -> g (V,)

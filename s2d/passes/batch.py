@@ -72,6 +72,7 @@ def decode_many(
         if not drafted:
             return
         active = finish_steps(target, drafted, results)
+        del drafted  # the caches of answers that have ended, before new ones are made
 
 
 def begin(
@@ -88,6 +89,7 @@ def begin(
             results[number] = error
         else:
             yield number, decoder
+            del decoder  # as above
 
 
 @torch.inference_mode()

@@ -1,0 +1,1 @@
+"""How passes are made: for many prompts, by several processes, all of one form."""
