@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .draft import SortedDraft
-from .mask import Inputs, unread_inputs
+from .mask import Inputs, unread
 from .model import Llama
 from .options import Options
 from .rules import Rule
@@ -98,7 +98,7 @@ class Decoder:
     def unread(self, tree: Tree) -> list[Inputs]:
         """What the target has not read; the root is always among it, as no pass has read it."""
         like = self.target.model.norm.weight
-        return unread_inputs(tree.context, tree.nodes, self.cache.length, like)
+        return unread(tree.context, tree.nodes, self.cache.length, like)
 
     def read(self, inputs: Inputs) -> Tensor:
         """Run the target over ``inputs``: its last hidden states (T, hidden)."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from .mask import unread_inputs
+from .mask import unread
 from .model import Llama, move_up, with_room
 from .options import Options
 from .rules import Prediction, Rule
@@ -77,7 +77,7 @@ class LayerExit:
             return  # a later exit asks for what this one has just read
         if self.previous is not None:
             self.previous.read(tree, nodes)
-        for tokens, positions, mask in unread_inputs(tree.context, expanded, read, like=self.hidden):
+        for tokens, positions, mask in unread(tree.context, expanded, read, like=self.hidden):
             start = self.cache.length
             end = start + tokens.shape[1]
             if self.previous is None:

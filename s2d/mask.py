@@ -20,7 +20,7 @@ class Inputs(NamedTuple):
     mask: Tensor | None  # (T, S+T), 0 where a row attends to a column, -inf elsewhere; None: causal
 
 
-def unread_inputs(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -> list[Inputs]:
+def unread(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -> list[Inputs]:
     """The inputs of the passes over what is not read: a long prompt has a pass of its own.
 
     So has each piece of a long text that a segment of the draft has missed after its first pass.

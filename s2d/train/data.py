@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..checkpoint.chat import Message, as_dialogue
 from ..checkpoint.config import read_folder
-from ..checkpoint.files import read_text, taken
+from ..checkpoint.files import read_text
 from ..checkpoint.notices import progress, tell
 from ..checkpoint.tokenizer import Messages, Tokenizer
 from ..ngram.datastore import save_datastore
@@ -30,7 +30,6 @@ ROLES |= {"human": "user", "gpt": "assistant"}  # ShareGPT's
 # What a record may have beside its messages, and a template may write. Without a template that
 # does, the record is passed over, as its text would be another one.
 BESIDE = ("tools", "documents", "functions", "images", "videos", "audios")
-MARKS = "weight", "loss", "train"  # a message that has 0 or false there is not learnt
 
 Pair = tuple[list[int], list[int]]  # the ids of what is only read, and those of what is learnt
 
@@ -54,6 +53,8 @@ def read_records(data: str, seed: int) -> Iterable:
         except json.JSONDecodeError as error:
             where = f"{data} cannot be read: {error.msg} in line {number + error.lineno}"
             raise ValueError(f"{where}; expected one list, or an object in each line") from None
+        except RecursionError:
+            raise ValueError(f"{data} cannot be read: it is nested too deep") from None
     if is_list:
         [records] = records
     if not records:
@@ -80,7 +81,8 @@ def read_dialogue(record: Any) -> list[Message]:
             if role not in ROLES:
                 raise ValueError(f"the role {role!r:.40} is none of {', '.join(ROLES)}")
             dialogue.append(each | {"role": ROLES[role], "content": content})
-            marks = [each[name] for name in MARKS if each.get(name) is not None]
+            marks = [each.get(name) for name in ("weight", "loss", "train")]
+            marks = [mark for mark in marks if mark is not None]
             if marks:
                 dialogue[-1]["weight"] = min(marks)
     except (TypeError, KeyError, AttributeError):
@@ -228,9 +230,8 @@ def make_rows(
 
 def make_datastore(run: Run, target: str, files: list[Path]) -> None:
     """Write the texts of ``files``, as ids of ``target``, for ``run.py --datastore`` to read."""
-    with taken(run.out):
-        folder = read_folder(find_target(target))
-        tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
-        documents = [tokenizer.encode(read_text(file)) for file in files]
-        save_datastore(run.out, documents, folder.config)
+    folder = read_folder(find_target(target))
+    tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
+    documents = [tokenizer.encode(read_text(file)) for file in files]
+    save_datastore(run.out, documents, folder.config)
     tell(f"{run.out}: {len(documents)} documents, {sum(map(len, documents))} tokens")
