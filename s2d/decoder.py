@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .draft import SortedDraft
-from .mask import Inputs, passes
+from .mask import Inputs, unread
 from .model import Llama
 from .options import Options
 from .rules import Rule
@@ -98,7 +98,7 @@ class Decoder:
     def unread(self, tree: Tree) -> list[Inputs]:
         """What the target has not read; the root is always among it, as no pass has read it."""
         like = self.target.model.norm.weight
-        return passes(tree.context, tree.nodes, self.cache.length, like)
+        return unread(tree.context, tree.nodes, self.cache.length, like)
 
     def read(self, inputs: Inputs) -> Tensor:
         """Run the target over ``inputs``: its last hidden states (T, hidden)."""
@@ -120,7 +120,7 @@ class Decoder:
             if self.ended:  # the last token may be inside of the accepted path
                 tokens, accepted = tokens[:count], accepted[:count]
                 break
-        self.context = self.context + tokens
+        self.context = self.context + tokens  # a new list: the tree keeps the old one
         if not self.ended and len(self.context) >= self.limit:
             self.ended = "context" if self.limit == self.size else "length"
         return Step(tree, logits, hidden, accepted, tokens)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from .mask import passes
+from .mask import unread
 from .model import Llama, move_up, with_room
 from .options import Options
 from .rules import Prediction, Rule
@@ -77,7 +77,7 @@ class LayerExit:
             return  # a later exit asks for what this one has just read
         if self.previous is not None:
             self.previous.read(tree, nodes)
-        for tokens, positions, mask in passes(tree.context, expanded, read, like=self.hidden):
+        for tokens, positions, mask in unread(tree.context, expanded, read, like=self.hidden):
             start = self.cache.length
             end = start + tokens.shape[1]
             if self.previous is None:
@@ -125,8 +125,8 @@ class SortedDraft:
     def choose_exit(self, tree: Tree, nodes: list[Node], rule: Rule) -> tuple[list[Node], float]:
         """Children of ``nodes`` by the first exit that is confident enough, or by the last one.
 
-        Only the confidence says which exit: to look at the tokens that were drawn at an exit, and
-        then to ask the next one, would change their law (see ``rules.Rejection``).
+        Only the confidence says which exit. Tokens are drawn at each exit that is asked, but nobody
+        looks at them before the exit is chosen: that would change their law (``rules.Rejection``).
         """
         *earlier, last = self.exits
         for exit_, threshold in zip(earlier, self.thresholds):
@@ -143,6 +143,7 @@ class SortedDraft:
         widths = [tree.shape.width(node) for node in nodes]
         tokens, estimates, q = rule.propose(tree, nodes, prediction, max(widths))  # (R, C)
         # One tensor, so that a GPU is waited for once. Numbers up to 2^24 are exact in float32.
+        estimates = estimates.to(torch.promote_types(estimates.dtype, torch.float32))
         confidence = torch.zeros_like(estimates) + prediction.confidence
         numbers = torch.stack((tokens.to(estimates.dtype), estimates, confidence)).tolist()
         children = []

@@ -107,9 +107,9 @@ def as_ids(tokens: Ids, vocab_size: int) -> list[int]:
 
 def make_exits(target: Llama, draft: Llama | None, options: Options) -> list[Exit]:
     """The exits of an answer. Each exit with layers goes on from the one before it."""
-    sizes = target.config.vocab_size, (draft or target).config.vocab_size
-    if sizes[0] != sizes[1]:
-        words = f"{sizes[1]} and {sizes[0]} tokens"
+    sizes = (draft or target).config.vocab_size, target.config.vocab_size
+    if options.exits and sizes[0] != sizes[1]:
+        words = f"{sizes[0]} and {sizes[1]} tokens"
         raise ValueError(f"draft and target must share a vocabulary, not have {words}")
     exits: list[Exit] = []
     previous = None

@@ -20,7 +20,7 @@ class Inputs(NamedTuple):
     mask: Tensor | None  # (T, S+T), 0 where a row attends to a column, -inf elsewhere; None: causal
 
 
-def passes(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -> list[Inputs]:
+def unread(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -> list[Inputs]:
     """The inputs of the passes over what is not read: a long prompt has a pass of its own.
 
     So has each piece of a long text that a segment of the draft has missed after its first pass.
@@ -64,11 +64,11 @@ def inputs(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -
         column = {node: root + number for number, node in enumerate(nodes)}
         pairs = [(first + i, column[each]) for i, node in enumerate(unread) for each in node.path]
         rows, columns = torch.tensor(pairs).T
-        hidden = torch.ones((T, read + T), dtype=torch.bool).triu(read + 1)  # what comes later
-        hidden[first:, root:] = True  # of the nodes, a node sees only those on its path
-        hidden[rows, columns] = False
-        mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
-        mask.masked_fill_(to_device(hidden, like.device), -torch.inf)
+        blocked = torch.ones((T, read + T), dtype=torch.bool).triu(read + 1)  # what comes later
+        blocked[first:, root:] = True  # of the nodes, a node sees only those on its path
+        blocked[rows, columns] = False
+        mask = torch.zeros(blocked.shape, dtype=like.dtype, device=like.device)
+        mask.masked_fill_(to_device(blocked, like.device), -torch.inf)
     device = like.device
     return Inputs(
         tokens=to_device([tokens], device),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .devices import to_device
 
-Rope = tuple[Tensor, Tensor]  # cos and sin (T, D) of the rotary embedding
+Rope = tuple[Tensor, Tensor]  # cos and sin (T, 1, D) of the rotary embedding
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def rope_frequencies(config: LlamaConfig) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to x (B, H, T, D), with ``cos`` and ``sin`` (T, D).
+    """Apply the rotary embedding to x (B, T, H, D), with ``cos`` and ``sin`` (T, 1, D).
 
     A pair (a, b) becomes (a cos - b sin, b cos + a sin). ``sin`` is negative in its first half, so
     that both need the same three operations.
@@ -86,7 +86,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, H, T, D).
+    """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, T, H·D).
 
     H/G query heads share a key head. With a ``mask`` (H/G·T, S+T), or if T = 1, they become rows of
     their key head, as no fused kernel takes both a mask and groups. Without a mask a single query
@@ -95,9 +95,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     B, H, T, D = q.shape
     G = k.shape[1]
     if mask is None and T > 1:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=G < H)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=G < H)
+        return attended.transpose(1, 2).flatten(2)
     rows = q.reshape(B, G, H // G * T, D)
-    return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).reshape(B, H, T, D)
+    attended = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask)
+    return attended.view(B, G, H // G, T, D).permute(0, 3, 1, 2, 4).reshape(B, T, H * D)
 
 
 class KVCache:
@@ -184,19 +186,20 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x (B, T, hidden) -> (B, T, hidden); ``layer`` is the number within the ``cache``."""
         B, T, _ = x.shape
-        q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
+        q = self.q_proj(x).view(B, T, -1, self.head_dim)  # (B, T, H, D)
+        k = self.k_proj(x).view(B, T, -1, self.head_dim)  # (B, T, G, D)
         v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
         if self.qk_norm:
             q = self.q_norm(q)
             k = self.k_norm(k)
-        q = rotate(q, *rope)
-        k = rotate(k, *rope)
+        # Together, as a pass over a few tokens takes as long as it has operations.
+        rotated = rotate(torch.cat((q, k), dim=2), *rope).transpose(1, 2)  # (B, H+G, T, D)
+        q, k = rotated.tensor_split((q.shape[2],), dim=1)
         if cache is None:
-            attended = attention(q, k, v, mask)  # (B, H, T, D)
+            attended = attention(q, k, v, mask)  # (B, T, H·D)
         else:
             attended = cache.attend(layer, q, k, v, mask)
-        return self.o_proj(attended.transpose(1, 2).flatten(2))
+        return self.o_proj(attended)
 
 
 class MLP(nn.Module):
@@ -295,7 +298,7 @@ class Llama(nn.Module):
             positions = torch.arange(S, S + T, dtype=torch.float32, device=hidden.device)
         if self.frequencies.device != hidden.device:
             self.frequencies = to_device(self.frequencies, hidden.device)
-        angles = positions[:, None] * self.frequencies  # (T, D)
+        angles = positions[:, None, None] * self.frequencies  # (T, 1, D)
         rope = angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
         mask = self.mask_by_head(mask, S, T, hidden)
         if cache is not None:

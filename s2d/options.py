@@ -69,7 +69,7 @@ class Options:
 
 def are_exits(exits: tuple[Any, ...]) -> bool:
     numbers = [index(each) for each in exits if not callable(each)]
-    return numbers == sorted(set(numbers))
+    return numbers == sorted(set(numbers)) and min(numbers, default=1) >= 1
 
 
 def is_small(shape: Shape) -> bool:
@@ -128,7 +128,7 @@ def fill_in(
     """
     own = DEFAULTS | own
     for name, value in others.items():
-        if hasattr(value, "item"):  # NumPy's number
+        if getattr(value, "ndim", None) == 0:  # NumPy's number
             others[name] = value.item()
     if method is None:
         method = own["method"] if draft_length is None else "s2d"

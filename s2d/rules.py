@@ -45,7 +45,8 @@ class Proposal(NamedTuple):
     # For a drawn child, q is taken. Drafting stops and trees grow by these estimates. The
     # verification never uses them.
     estimates: Tensor
-    q: Tensor | None = None  # (R, V): what the children were drawn from, if they were drawn
+    # (R, V): what the children were drawn from; None if they are chosen. A rule always does one.
+    q: Tensor | None = None
 
 
 class Rule(Protocol):

@@ -42,17 +42,15 @@ class Step:
 
 @dataclass
 class Stats:
-    """What all steps did together. The first pass reads the prompt as well.
-
-    Per level means: a tree has one exit and one accepted node, at most, at each depth.
-    """
+    """What all steps did together. The first pass reads the prompt as well."""
 
     exits: list[int]  # the numbers of the exits, in the order in which they are asked
     accept_lengths: list[int] = field(default_factory=list)  # tokens emitted in each step
     seconds: float = 0.0
     draft_levels: int = 0  # that were drafted, also those of which no node was sent
     exit_counts: Counter[int] = field(default_factory=Counter)  # exit -> its tokens that were sent
-    # (depth, exit) -> how many trees had such a level, and in how many its token was accepted.
+    # {(depth, exit): how many trees have a level at this depth by this exit}, and of how many of
+    # them a node was accepted. All nodes of a level are drafted by one exit.
     levels: Counter[tuple[int, int]] = field(default_factory=Counter)
     accepted: Counter[tuple[int, int]] = field(default_factory=Counter)
 

@@ -28,7 +28,7 @@ class Node:
     """A token of a tree. Two nodes are never equal, even if they have the same token."""
 
     token: int
-    parent: "Node | None" = None  # None for the root
+    parent: "Node | None" = field(default=None, repr=False)  # None for the root
     prob: float = 1.0  # the product of the draft's estimates for the tokens on the path
     exit_layer: int = TARGET  # the exit that drafted it, by its number of layers
     q: Tensor | None = None  # (V,): what it was drawn from, if it was drawn

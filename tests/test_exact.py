@@ -87,10 +87,10 @@ def test_one_seed_one_text():
 
 def causal(*given):
     """Attention that knows nothing of branches."""
-    return [each._replace(mask=None) for each in mask.passes(*given)]
+    return [each._replace(mask=None) for each in mask.unread(*given)]
 
 
-MISTAKES = {"s2d.decoder.passes": causal, "s2d.model.move_up": lambda rows, n, entries: None}
+MISTAKES = {"s2d.decoder.unread": causal, "s2d.model.move_up": lambda rows, n, entries: None}
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -18,6 +18,7 @@ from helpers import ROOT, WEIGHTS, change_json, fork, program, raises_line, rand
 
 from s2d import Tokenizer, load_model
 from s2d.checkpoint import save_model
+from s2d.checkpoint.files import taken
 from s2d.passes.tensor_parallel import join_processes
 from s2d.soft import exit_states, soft_losses
 from s2d.train import __main__ as train
@@ -53,10 +54,10 @@ def no_bfloat16(monkeypatch):
     monkeypatch.setattr(fit, "is_fast", lambda dtype, device: False)
 
 
-def losses_of(out, model=None, stop_after=None, rows=ROWS, **changes):
+def losses_of(out, model=None, stop_after=None, rows=ROWS, labels=LABELS, **changes):
     """Losses (6, E) of a training of 6 steps, or of those that are left."""
     divided = model if isinstance(model, Divided) else Divided(model or student())
-    training = fit.fit(divided, (rows, LABELS), replace(RECIPE, **changes), fit.Run(out))
+    training = fit.fit(divided, (rows, labels), replace(RECIPE, **changes), fit.Run(out))
     return torch.stack(list(islice(training, stop_after)))
 
 
@@ -119,7 +120,8 @@ def test_resumed_is_as_uninterrupted(tmp_path, monkeypatch, stop_after, make):
     others = dict(lr=1e-3, init="b", data="b", teacher="b", weights=(1.0, 2.0), loss=sum)
     for name, value in others.items():
         refused(f"was begun with another {name}", run.out, make(), **{name: value})
-    refused("was begun with another content", run.out, make(), rows=ROWS.flip(0))
+    for name, value in {"rows": ROWS.flip(0), "labels": LABELS.flip(0)}.items():
+        refused("was begun with another content", run.out, make(), **{name: value})
     again = make()
     assert torch.equal(losses_of(run.out, again), whole[stop_after:])
     assert run.losses.read_text() == (tmp_path / "whole.losses.jsonl").read_text()
@@ -129,6 +131,24 @@ def test_resumed_is_as_uninterrupted(tmp_path, monkeypatch, stop_after, make):
     message = f"the loss of step {stop_after + 1} is not finite; try a lower --lr"
     refused(message, run.out, make(rms_norm_eps=math.nan))
     assert len(torch.load(run.unfinished)[0]["log"]) == stop_after
+
+
+def test_functions_are_told_from_others_in_a_later_run(tmp_path, monkeypatch, capsys):
+    """A partial by its arguments, a closure by what it holds. A lambda is always another one."""
+
+    def make(scale):
+        def loss(*inputs):
+            return scale * soft_losses(*inputs)
+
+        return loss
+
+    some = make(1), make(2), partial(make, 1), partial(make, 2), partial(make, scale=2)
+    assert len({*map(fit.describe, some)}) == 5 and fit.describe(make(2)) in map(fit.describe, some)
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)
+    begin = partial(losses_of, tmp_path / "a", loss=partial(lambda *inputs: soft_losses(*inputs)))
+    begin(stop_after=1)
+    assert "the loss has no name of its own" in capsys.readouterr().err
+    raises_line(begin, ValueError, "was begun with another loss")
 
 
 def test_two_processes_give_the_losses_of_one(tmp_path):
@@ -225,37 +245,40 @@ def test_thresholds():
 
 
 MISTAKES = """
---data TMP/bad.json | bad.json cannot be read: Expecting
---data TMP/lists.jsonl | lists.jsonl cannot be read: its first line is a list; expected an object
+--data TMP/bad.json | bad.json cannot be read: Expecting ',' delimiter in line 3; expected one list
+--data TMP/lists.jsonl | lists.jsonl cannot be read: Extra data in line 2; expected one list, or an
 --data TMP/none.json | no dialogue that can be learnt: the role 'GPT' is none of
---data TMP/few.json | 0 rows of 48 tokens, and a batch has 4; give more text, or --batch 1 --length
+--data TMP/few.json | 0 rows of 48 tokens, and a batch has 4; give more text, or a smaller
 --epochs 1000000000000 | argument --epochs: expected a number from 1 to
 --millions 1e303 | argument --millions: expected a number from 1e-09
 --weights 1,2 | --weights: expected one for each of 3 exits
 --align 2 | --align is about the features of a --teacher
 --exits 2,7 | base has 4 layers, not 7
---teacher TMP/other | has another vocabulary than the draft
+--teacher TMP/other | --teacher: it has another vocabulary than the draft
 --length 65 | context of 64 tokens; give --length 64
 --out TMP/base | base is there already
---out TMP/kept | kept.losses.jsonl is there already
+--out TMP/held | held is being written by another program
+--out TMP/LONG | cannot be written: File name too long
+--out TMP/link/draft | link/draft cannot be written: File exists
 --out /proc/draft | /proc/draft cannot be written
 --out TMP/cut | is no checkpoint, or is damaged
 """
 
 
 def test_user_errors(tiny, tmp_path, capsys):
-    (tmp_path / "bad.json").write_text('{"not": "a list"')
+    (tmp_path / "bad.json").write_text('\n{}\n{"not": "a list"\n{}')
     (tmp_path / "none.json").write_text(json.dumps(record("x", "y", speakers=("human", "GPT"))))
     (tmp_path / "few.json").write_text(json.dumps(record("x", "Yes. " * 9)))
     (tmp_path / "lists.jsonl").write_text('[{"role": "user"}]\n[]')
     (tmp_path / "cut.checkpoint").write_text("")
-    (tmp_path / "kept.losses.jsonl").write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
     save_model(random_llama(0), tmp_path / "other")
     for line in MISTAKES.strip().split("\n"):
         whole = f"{SOFT} --millions 0.01 {line}".replace("TMP", str(tmp_path))
-        arguments, message = whole.split(" | ")
-        refuses(train.main, capsys, message, *arguments.split())
-    assert not list(tmp_path.glob("draft*"))
+        arguments, message = whole.replace("LONG", "long" * 60).split(" | ")
+        with taken(tmp_path / "held"):
+            refuses(train.main, capsys, message, *arguments.split())
+    assert not [*tmp_path.glob("draft*"), *tmp_path.glob(".*")]
 
 
 def test_rows_are_dialogues_end_to_end():
@@ -265,23 +288,29 @@ def test_rows_are_dialogues_end_to_end():
     assert tokens.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert labels.tolist() == [[-100, 3, 4], [-100, 6, 7]]
     assert len(data.make_rows([rounds], batch=1, length=3, millions=1e-9)[0]) == 1
-    for length, fits in ((3, "--batch 2"), (12, "--batch 1 --length 6")):
-        few = partial(data.make_rows, [rounds], 3)
-        raises_line(few, ValueError, f"a batch has 3; give more text, or {fits}$", length)
-    assert len(data.make_rows([rounds], batch=1, length=6)[0]) > 0
+    few = "there are 2 rows of 3 tokens, and a batch has 3; give more text, or a smaller --batch or"
+    raises_line(data.make_rows, ValueError, few, [rounds], batch=3, length=3)
 
 
 def test_a_label_ends_where_an_answer_does(tiny, tmp_path, monkeypatch, capsys):
-    """At an EOS of the model, also where the tokenizer's is another. Without one, that is said."""
+    """At an EOS of the model, also where the tokenizer's is another. Without one, that is said.
+
+    A teacher has another name if its folder has other weights.
+    """
     [stop] = Tokenizer(tiny).encode(".", with_bos=False)[-1:]
     learnt = []
-    monkeypatch.setattr(nested, "fit", lambda model, rows, *_: learnt.append(rows) or [])
+    monkeypatch.setattr(nested, "fit", lambda _, *given: learnt.append(given) or [])
     for eos, name in ((stop, "a"), (1023, "b")):
         change_json(tiny / "config.json", eos_token_id=eos)
-        line = f"{SOFT} --millions 0.003 --out TMP/{name}".replace("TMP", str(tmp_path))
+        save_model(random_llama(eos, vocab_size=1024), tmp_path / name / "teacher")
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to(tmp_path / name / "teacher")
+        some = f"--millions 0.003 --teacher TMP/link --out TMP/{name}/draft"
+        line = f"{SOFT} {some}".replace("TMP", str(tmp_path))
         assert program(train.main, *line.split()) == 0
     assert capsys.readouterr().err.count("no answer ends with an EOS") == 1
-    labels = learnt[0][1]
+    assert learnt[0][1].teacher != learnt[1][1].teacher
+    labels = learnt[0][0][1]
     after = labels[:, 1:][labels[:, :-1] == stop]
     assert len(after) > 20 and (after == -100).all()
 
@@ -313,6 +342,9 @@ NAMED = [{"role": role, "content": role} for role in ("system", "user", "assista
 GOOD = [record("a", "b", "c"), record("d", "é\u2028]}"), {"messages": NAMED}]
 GOOD.append(record("system", "user", "assistant", speakers=("system", "human", "gpt")))
 GOOD.append(record("user", "assistant") | {"system": "system"})
+GOOD += [record("", "e", speakers=("human", "gpt")), record("f", "g") | {"tools": "[]"}]
+LOST = [dict(role="assistant", content="l", **{name: False}) for name in ("loss", "train")]
+GOOD += [{"messages": [NAMED[1], lost, *NAMED[1:]]} for lost in LOST]
 NONE = [record("x", None), "not a record", {"messages": []}, record("no answer")]
 NONE += [record("half a character", "\ud800"), record("x", "y") | {"tools": ["z"]}]
 TURNS = ["gpt human", "human gpt gpt", "system gpt", "human bing"]
@@ -321,7 +353,8 @@ NONE += [record("x", "y", "z", speakers=speakers.split()) for speakers in TURNS]
 
 def test_records_are_learnt_or_counted(tokenizer, tmp_path, capsys):
     """As one list or one in each line; also if a reader stops."""
-    expected = [["a", "b"], ["d", "é\u2028]}"], NAMED, NAMED, NAMED]
+    lost = [NAMED[1], LOST[0] | {"weight": 0}, *NAMED[1:]]
+    expected = [["a", "b"], ["d", "é\u2028]}"], ["", "e"], ["f", "g"], lost, lost, *[NAMED] * 3]
     expected = sorted(list(data.as_rounds(tokenizer, each)) for each in expected)
     lines = [json.dumps(each, ensure_ascii="ud800" in repr(each)) for each in GOOD + NONE]
     file = tmp_path / "d.json"
@@ -338,6 +371,19 @@ def test_records_are_learnt_or_counted(tokenizer, tmp_path, capsys):
         whole.close()
         [_, second, *_] = [number for number, each in enumerate(records) if each in GOOD]
         assert f" {second - 1} records are passed over" in capsys.readouterr().err
+
+
+def test_each_turn_is_encoded_once(tokenizer, monkeypatch):
+    """So the time grows with the turns. Not where a token goes on after an answer's end."""
+    encode, sizes, sums = tokenizer.encode_rendered, [], []
+    counted = lambda text: sizes.append(len(text)) or encode(text)  # noqa: E731
+    monkeypatch.setattr(tokenizer, "encode_rendered", counted)
+    for turns in (10, 40):
+        assert len(data.as_rounds(tokenizer, ["And why?", "Because it is so."] * turns)) == turns
+        sums.append(sum(sizes))
+    assert sums[1] < 6 * sums[0]
+    with pytest.warns(UserWarning, match="each turn is encoded with all before it"):
+        data.as_rounds(tokenizer, ["Why?", "Because.\n\n"] * 3, ["."])
 
 
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, tokenizer):

@@ -1,7 +1,4 @@
-"""Measuring: speed next to transformers, the papers' experiments.
-
-``compare`` does it from Python. The programs are ``python -m s2d.bench``, see README.md here.
-"""
+"""Figures: by ``compare`` from Python, and by ``python -m s2d.bench`` (README.md here)."""
 
 from importlib import import_module
 

@@ -1,6 +1,5 @@
 """Records of answers, and what is measured of them: figures with their spread over questions."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -68,10 +67,10 @@ class Figure:
 
     @property
     def spread(self) -> float | None:
-        """The standard error; None if there were fewer than five questions.
+        """The standard error; None for less than four degrees of freedom, as of four questions.
 
-        Few questions also say little about the error itself: value and truth are apart by so many
-        errors as Student's t says. The deviation of samples is multiplied by that of Student's t.
+        An error that is estimated from few questions is uncertain: (value - truth) / error follows
+        Student's t. So the error is multiplied by the standard deviation of Student's t.
         """
         freedom = len(self.groups) - len({*self.groups})
         if freedom < 4:
@@ -93,10 +92,15 @@ def by_method(records: Iterable[Record]) -> dict[str, list[Record]]:
     return found
 
 
-def stats_of(records: Iterable[Record]) -> list[Stats]:
-    """The Stats of all answers of our methods."""
-    made = [turn.generation for record in records for turn in record.turns]
-    return [each.stats for each in made if each is not None]
+def stats_of(records: Iterable[Record]) -> Stats:
+    """The steps of all answers. Those of transformers have none."""
+    made = [turn.generation for record in records for turn in record.turns if turn.generation]
+    total = Stats(exits=[])
+    for stats in (generation.stats for generation in made):
+        total.exits = stats.exits
+        for name in ("accept_lengths", "draft_levels", "exit_counts", "levels", "accepted"):
+            setattr(total, name, getattr(total, name) + getattr(stats, name))
+    return total
 
 
 def make_column(records: Sequence[Record], options: dict[str, Options]) -> Column:
@@ -107,14 +111,10 @@ def make_column(records: Sequence[Record], options: dict[str, Options]) -> Colum
         mat: tokens emitted per step. transformers has no steps.
         accepted: accepted tokens per drafted level.
         needs: the tokens per step with which a method would be as fast as "ar".
-        of best exit: of ``s2d``, its speedup divided by that of the fastest single exit (``sd``) of
-            the column, which is chosen afterwards.
+        of best exit: of ``s2d``, its speedup divided by that of the fastest single exit (``sd``).
     """
     rows = by_method(records)
-    first = [record for record in rows["ar"] if record.round == records[0].round]
-    groups = [record.question["group"] for record in first]
-    if min(Counter(groups).values()) == 1:  # drawn within it, a single question has no error
-        groups = ["overall"] * len(groups)
+    groups = [r.question["group"] for r in rows["ar"] if r.round == records[0].round]
     times = draw_questions(groups)
     figure = partial(Figure, groups=groups)
     totals = {method: count_questions(own) @ times.T for method, own in rows.items()}
@@ -144,11 +144,9 @@ def count_questions(records: Sequence[Record]) -> Tensor:
     counts = []
     for record in records:
         tokens = sum(len(turn.tokens) for turn in record.turns)
-        counts.append([tokens, sum(turn.seconds for turn in record.turns), 0, 0, 0])
-        for stats in stats_of([record]):
-            counts[-1][2] += stats.steps
-            counts[-1][3] += stats.draft_levels
-            counts[-1][4] += stats.accepted_tokens
+        seconds = sum(turn.seconds for turn in record.turns)
+        stats = stats_of([record])
+        counts.append([tokens, seconds, stats.steps, stats.draft_levels, stats.accepted_tokens])
     rounds = len({record.round for record in records})
     return torch.tensor(counts, dtype=torch.float64).T.view(5, rounds, -1)
 
@@ -178,6 +176,5 @@ def mean_column(columns: Sequence[Column]) -> Column:
         if all(row in column for column in columns):
             for measure in cell:
                 samples = sum(column[row][measure].samples for column in columns) / len(columns)
-                groups = cell[measure].groups
-                means.setdefault(row, {})[measure] = Figure(samples, groups)
+                means.setdefault(row, {})[measure] = Figure(samples, cell[measure].groups)
     return means

@@ -61,7 +61,6 @@ def measure(
     title: str,
     ask: Callable[[Run, Question, int], list[Turn]],
     seed: int = 0,
-    quiet: bool = False,
 ) -> list[Record]:
     """The records of all rounds; ``ask(a run, a question, a seed)`` returns the turns.
 
@@ -72,9 +71,8 @@ def measure(
     records = []
     every = product(range(1, rounds + 1), range(len(questions)))
     every = chain([(0, 0)] if questions else [], every)
-    if not quiet:
-        every = progress(every, f"{title}: turns of all methods", 1 + rounds * len(questions))
-    for number, place in every:
+    total = 1 + rounds * len(questions)
+    for number, place in progress(every, f"{title}: turns of all methods", total):
         own_seed = 10**8 * seed + 1000 * number + place
         question = questions[place]
         order = random.Random(own_seed).sample(list(runs), len(runs))
@@ -118,7 +116,6 @@ def compare(
     methods: dict[str, dict[str, Any]],
     rounds: int = 3,
     tokenizer: Tokenizer | None = None,
-    quiet: bool = False,
     **common: Any,
 ) -> Comparison:
     """Let ``methods`` answer all ``questions`` in turns, next to the target alone.
@@ -128,7 +125,6 @@ def compare(
         questions: ids of a prompt each; or questions as ``corpus_questions`` returns them, whose
             turns are texts for the ``tokenizer``. Only their "turns" and "group" are read.
         methods: {name: options of ``generate``}. An "ar" takes the place of the target alone.
-        quiet: whether nothing is said of a long run.
         common: options of all methods, such as ``temperature``. From ``seed`` the seeds of all
             answers are made, one for each question and round.
 
@@ -140,14 +136,14 @@ def compare(
         decided = decide(draft, **common | own)
         options[name] = replace(decided, method=own.get("method", name))
         runs[name] = partial(answer, target=target, draft=draft, options=options[name])
+    vocab_size = target.config.vocab_size
     asked = []
     for number, each in enumerate(questions):
-        question: Question = {"question_id": number, "group": "overall"}
-        is_prompt = not isinstance(each, dict)
-        question |= {"turns": [as_ids(each, target.config.vocab_size)]} if is_prompt else each
+        given = each if isinstance(each, dict) else {"turns": [as_ids(each, vocab_size)]}
+        question: Question = {"question_id": number, "group": "overall"} | given
         if tokenizer is None and any(isinstance(turn, str) for turn in question["turns"]):
             raise ValueError("questions that are texts need a tokenizer")
         asked.append(question)
     ask = partial(ask_turns, tokenizer, target.config.max_position_embeddings)
-    records = measure(runs, asked, rounds, "compare", ask, options["ar"].seed, quiet)
+    records = measure(runs, asked, rounds, "compare", ask, options["ar"].seed)
     return Comparison("compare", records, options)

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
+from zlib import crc32
 
 from ..checkpoint.files import read_text, staged
 from ..checkpoint.tokenizer import Tokenizer
@@ -56,6 +57,8 @@ def write_answers(folder: Path, comparison: Comparison, tokenizer: Tokenizer) ->
     last = [each for each in comparison.records if each.round == comparison.records[-1].round]
     for method, records in by_method(last).items():
         name = quote_plus(f"{title}-{method}", safe="=,")
+        if len(name) > 200:  # as with folders that have long names
+            name = f"{name[:190]}-{crc32(name.encode()):08x}"
         lines = [json.dumps(answer_of(each, tokenizer), ensure_ascii=False) for each in records]
         with staged(folder / f"{name}.jsonl") as stage:
             stage.write_text("\n".join([*lines, ""]), encoding="utf-8")
@@ -66,7 +69,7 @@ def answer_of(record: Record, tokenizer: Tokenizer) -> dict[str, Any]:
         "turns": [tokenizer.decode(turn.tokens) for turn in record.turns],
         "wall_time": [turn.seconds for turn in record.turns],
         "new_tokens": [len(turn.tokens) for turn in record.turns],
-        "accept_lengths": sum([each.accept_lengths for each in stats_of([record])], []),
+        "accept_lengths": stats_of([record]).accept_lengths,
     }
     question = {key: record.question[key] for key in ("question_id", "category")}
     return question | {"choices": [choice]}

@@ -10,7 +10,6 @@ from typing import Any
 from ..checkpoint.files import staged
 from ..cli.terminal import describe
 from ..options import Options
-from ..stats import Stats
 from .figures import Column, Difference, Record, by_method, make_column, stats_of
 
 MEASURES = "speedup", "mat", "of best exit"
@@ -23,7 +22,7 @@ class Comparison:
 
     title: str
     records: list[Record]
-    options: dict[str, Options]  # of our methods; but each answer has the seed of its record
+    options: dict[str, Options]  # of our methods; each answer has a seed of its own
 
     @cached_property
     def by_group(self) -> dict[str, Column]:
@@ -39,17 +38,8 @@ class Comparison:
     def acceptance(self) -> dict[str, dict[str, Any]]:
         """{method that drafts: what was accepted}, see ``Stats.acceptance``."""
         rows = by_method(self.records)
-        found = {}
-        for method, options in self.options.items():
-            if options.exits:  # not "ar"
-                total = Stats(exits=[])
-                for stats in stats_of(rows[method]):
-                    total.exits = stats.exits
-                    total.levels += stats.levels
-                    total.accepted += stats.accepted
-                    total.exit_counts += stats.exit_counts
-                found[method] = total.acceptance()
-        return found
+        drafting = [method for method, options in self.options.items() if options.exits]
+        return {method: stats_of(rows[method]).acceptance() for method in drafting}
 
     def different_from(self, expected: str) -> dict[str, list[Difference]]:
         """{lossless method: where its answers differ from those of the ``expected`` one}.
@@ -80,8 +70,6 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         """What is printed, the options of the methods, and each answer of each round."""
         options = {method: describe(each) for method, each in self.options.items()}
-        for each in options.values():
-            del each["seed"]  # each answer has its own
         answers = []
         for record in self.records:
             turns = [turn._asdict() for turn in record.turns]
@@ -135,10 +123,7 @@ def render(lines: list[list[str]]) -> str:
 
 
 def write_plot(file: Path, columns: dict[str, Column], across: int) -> None:
-    """Speedups as bars, a panel for each column, ``across`` of them in a line. By matplotlib.
-
-    The name of the ``file`` ends in .svg, .png or .pdf.
-    """
+    """Speedups as bars, a panel for each column, ``across`` of them in a line. By matplotlib."""
     from matplotlib.figure import Figure as Picture
 
     down = ceil(len(columns) / across)

@@ -38,6 +38,7 @@ def read_safetensors(path: Path | str, what: str) -> tuple[dict[str, Tensor], di
     if not Path(path).is_file():
         raise ValueError(f"no {what} at {path}, which is no file")
     try:
+        Path(path).open("rb").close()  # or safetensors says that what may not be read is not there
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
     except (SafetensorError, OSError) as error:
@@ -70,9 +71,7 @@ def taken(path: Path | str) -> Iterator[Path]:
     """
     from fcntl import LOCK_EX, LOCK_NB, flock  # Windows has none
 
-    path = Path(path)
-    if os.path.lexists(path):
-        raise ValueError(f"{path} is there already; remove it or name another")
+    path = refuse_existing(path)
     if os.environ.get("RANK", "0") != "0":
         yield path
         return

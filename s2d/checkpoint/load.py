@@ -101,6 +101,7 @@ def fill(
     # A head that is tied is the embedding, and no parameter besides.
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
+    files: dict[str, Path] = {}
     for file, name, tensor in progress(stored, f"reading {path}: tensors", len(shapes)):
         if tied and name == HEAD:  # a file may have either of the two, or both
             name = EMBEDDING
@@ -116,9 +117,12 @@ def fill(
             raise ValueError(f"{file}: {name} is {found}, not quantised")
         tensor = tensor.to(device, dtype, copy=True)  # the file is not needed any more
         if name in tensors and not torch.equal(tensors[name], tensor):
-            words = "config.json ties the LM head to the embedding, but they differ"
-            raise ValueError(f"{path}: {words}; if both are meant, tie_word_embeddings is false")
+            words = f"{path}: {name} differs in {files[name].name} and {file.name}"
+            if tied and name == EMBEDDING:
+                words += "; if LM head and embedding are two tensors, tie_word_embeddings is false"
+            raise ValueError(words)
         tensors[name] = tensor
+        files[name] = file
     if missing := shapes.keys() - tensors.keys():
         raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")
     model.load_state_dict(tensors, strict=False, assign=True)
@@ -151,6 +155,7 @@ def read_file(file: Path) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in state.items():
             yield name, tensor.detach()
     else:
+        file.open("rb").close()  # see ``read_safetensors``
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():
                 yield name, opened.get_tensor(name)

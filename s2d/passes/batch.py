@@ -168,7 +168,7 @@ class SeveralCaches:
             cache.extend(size)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
-        """As ``KVCache.attend``, for all prompts: (1, H, T, D)."""
+        """As ``KVCache.attend``, for all prompts: (1, T, H·D)."""
         by_prompt = zip(*(each.split(self.sizes, dim=2) for each in (q, k, v)))
         prompts = zip(self.caches, by_prompt, self.masks)
-        return torch.cat([cache.attend(layer, *new, mask) for cache, new, mask in prompts], dim=2)
+        return torch.cat([cache.attend(layer, *new, mask) for cache, new, mask in prompts], dim=1)

@@ -7,10 +7,12 @@ pass, by which a kernel is chosen; and where the keys end, as the last, partial 
 summed in another order. So here,
 
 1. every pass of the target has 16 rows: the root and the chain, then rows that stand for nothing;
-2. the keys of a pass are a multiple of 16: those behind the last one are masked;
+2. every pass attends to one number of keys, a multiple of 16 that is enough for the whole answer:
+   those that are not written yet are zeros, and masked;
 3. the prompt but its last token is read before the first step, in a pass of its own.
 
-Plain decoding (``method="ar"``) makes its passes in the same form, and is what other methods equal.
+Plain decoding (``method="ar"``) in the same form, with the same ``max_new_tokens``, is what all
+methods equal. It costs attention to keys that are not there yet, and rows that stand for nothing.
 A tree has other sums: a node's ancestors do not lie side by side. So only chains are drafted.
 
 Engines reach this by kernels that do not depend on the batch (Thinking Machines, "Defeating
@@ -34,27 +36,24 @@ ROWS = 16
 
 
 class PaddedCache(KVCache):
-    """A cache for ``capacity`` entries. After the first pass, a multiple of ROWS is attended to."""
+    """A cache of ``capacity`` entries. When the prompt is read, all of them are attended to."""
 
     def __init__(self, model: Llama, capacity: int) -> None:
-        config = model.config
-        sizes = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
-        super().__init__(*sizes, device=model.device, dtype=model.dtype)
-        layers, heads, head_dim = sizes
+        layers, _, heads, _, head_dim = model.new_cache().keys.shape
+        super().__init__(layers, heads, head_dim, device=model.device, dtype=model.dtype)
         # Zeros, as what is masked is multiplied by 0, and must be finite.
         self.keys = self.keys.new_zeros((layers, 1, heads, capacity, head_dim))
         self.values = torch.zeros_like(self.keys)
+        self.prompt_is_read = False
 
     def extend(self, T: int) -> None:
-        is_first = self.length == 0
         super().extend(T)
-        if not is_first:
-            end = whole_rows(self.length)
-            self.all_keys = self.keys.narrow(3, 0, end).unbind()
-            self.all_values = self.values.narrow(3, 0, end).unbind()
+        if self.prompt_is_read:
+            self.all_keys = self.keys.unbind()
+            self.all_values = self.values.unbind()
 
 
-def whole_rows(count: int) -> int:
+def padded(count: int) -> int:
     """The smallest multiple of ROWS from ``count``."""
     return -(-count // ROWS) * ROWS
 
@@ -78,20 +77,22 @@ class BitwiseDecoder(Decoder):
     ) -> None:
         check_chain(options)
         super().__init__(target, drafter, rule, context, options)
-        self.cache = PaddedCache(target, whole_rows(self.limit + ROWS))
+        self.capacity = padded(self.limit + ROWS)
+        self.cache = PaddedCache(target, self.capacity)
 
     def run_target(self, tree: Tree) -> tuple[Tensor, Tensor]:
         device = self.target.device
         before = self.context[:-1]
-        states = []
-        if self.cache.length < len(before):  # this is the first step
-            positions = torch.arange(len(before), dtype=torch.float32, device=device)
-            prompt = torch.tensor([before], device=device)
-            states.append(self.read(Inputs(prompt, positions, mask=None)))
         S = len(before)
+        states = []
+        if 0 < S and not self.cache.prompt_is_read:
+            prompt = torch.tensor([before], device=device)
+            positions = torch.arange(S, dtype=torch.float32, device=device)
+            states.append(self.read(Inputs(prompt, positions, mask=None)))
+        self.cache.prompt_is_read = True
         tokens = [node.token for node in tree.nodes]
         nothing = [tokens[-1]] * (ROWS - len(tokens))
-        mask = torch.full((ROWS, whole_rows(S + ROWS)), -torch.inf, dtype=self.target.dtype)
+        mask = torch.full((ROWS, self.capacity), -torch.inf, dtype=self.target.dtype)
         inputs = Inputs(
             tokens=torch.tensor([tokens + nothing], device=device),
             positions=torch.arange(S, S + ROWS, dtype=torch.float32, device=device),

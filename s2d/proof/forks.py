@@ -8,7 +8,8 @@ It is not changed, and knows nothing of this.
 
 import random
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -29,9 +30,9 @@ NUMBERS = 256  # uniform numbers in a run, at most: their ids are exact in any f
 LEAST = 1e-12  # branches that are less probable are not taken: they come from rounding
 UNSEEN = "it draws in a way that is not seen, or keeps something from run to run"
 DIFFER = f"two runs of the program with the same draws differ: {UNSEEN}"
-# What gives a program a generator of its own. With a seed, each run would draw the same from it.
-SOURCES = "os.urandom random.Random numpy.random.default_rng".split()
-SOURCES += "numpy.random.Generator numpy.random.RandomState".split()
+# What gives a program random bits of its own, and what that calls, by whatever name it is known.
+SOURCES = {"os.urandom": "os.urandom", "random.Random": "random.Random.seed"}
+SOURCES["a generator of NumPy"] = "numpy.random.bit_generator.RLock"
 Outcome = tuple[int, ...]
 Program = Callable[[Draws], Iterable[int]]
 Path = list[int]  # the branches that were taken
@@ -66,17 +67,19 @@ def law(program: Program, points: int = 2048, limit: int = 100_000) -> Law:
     Raises ValueError if there are more than ``limit`` outcomes, if the program draws in a way that
     is not seen, or if it keeps something from run to run.
     """
-    forks = Forks(points)
     ends: list[tuple[Path, Outcome, float]] = []
     waiting: list[Path] = [[]]
     with ExitStack() as stack:
-        for name in SOURCES:
-            # A class, as NumPy asks whether something is a Generator.
-            refused = type(name, (), {"__new__": partial(refuse, name)})
-            stack.enter_context(patch(name, refused))
-        stack.enter_context(patch("random.random", partial(forks.rand, ())))
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())
+        with suppress(Exception):
+            list(program(Draws(seed=0)))  # loads the modules that it imports: these may seed
+        forks = Forks(points)
+        for name, part in SOURCES.items():
+            stack.enter_context(patch(part, partial(refuse, name)))
+        stack.enter_context(patch("random.random", lambda: torch.rand(())))
         stack.enter_context(patch.object(Draws, "__init__", ForkedDraws.__init__))
-        stack.enter_context(forks)
         for _ in progress(range(limit), "runs of the program"):
             path = waiting.pop()
             ends.append((path, *forks.run(program, path)))
@@ -98,18 +101,8 @@ def law(program: Program, points: int = 2048, limit: int = 100_000) -> Law:
 
 
 def refuse(name: str, *args: Any, **kwargs: Any) -> NoReturn:
-    """In the place of one of the SOURCES."""
+    """In the place of what one of the SOURCES calls."""
     raise ValueError(f"the program draws by {name}, which is not seen")
-
-
-def states() -> dict[str, Any]:
-    """The states of the generators that are shared. A draw that is a fork leaves them alone."""
-    _, keys, *position = np.random.get_state()
-    return {
-        "PyTorch": torch.get_rng_state().numpy().tobytes(),
-        "Python's random": random.getstate(),
-        "NumPy": (keys.tobytes(), position),
-    }
 
 
 class Uniform(Tensor):
@@ -124,7 +117,12 @@ class Forks(TorchFunctionMode):
         table = SobolEngine(NUMBERS, scramble=True, seed=0).draw(points)
         self.points = table.clamp(1e-6, 1 - 1e-6).tolist()
         self.integrated = False
-        self.states = states()
+        twin = torch.default_generator.clone_state()
+        self.twins = {
+            "PyTorch": (partial(torch.rand, ()), partial(torch.rand, (), generator=twin)),
+            "Python's random": (random.random, deepcopy(random.random.__self__).random),
+            "NumPy": (np.random.random, deepcopy(np.random.random)),
+        }
 
     def run(self, program: Program, path: Path) -> tuple[Outcome, float]:
         """The outcome and its probability, by the branches of ``path``, and then the first ones.
@@ -137,17 +135,25 @@ class Forks(TorchFunctionMode):
         self.untried: list[Path] = []
         self.intervals: list[tuple[float, float]] = []  # of each uniform number, by its id
         self.point: list[float] | None = None  # None until a number itself is asked for
-        outcome = tuple(int(token) for token in program(Draws(seed=0)))
-        for name, state in states().items():
-            if state != self.states[name]:
-                raise ValueError(f"the program draws by {name} in a way that is not seen, or seeds")
+        with self:
+            found = program(Draws(seed=0))
+            found = found.flatten() if isinstance(found, Tensor) else found
+            outcome = tuple(int(token) for token in found)
+        self.advance()
         return outcome, self.probability
+
+    def advance(self) -> None:
+        """Draw from each shared generator and from its twin, which is not seeded nor put back."""
+        for name, (shared, twin) in self.twins.items():
+            if shared() != twin():
+                raise ValueError(f"the program draws by {name} in a way that is not seen, or seeds")
 
     def choose(self, weights: list[float]) -> int:
         """The branch of a fork. The ``weights`` are in proportion to the probabilities."""
         total = sum(weights)
-        if not 0 < total < inf:
-            raise ValueError(f"nothing can be drawn from weights that sum to {total}")
+        if min(weights) < 0 or not 0 < total < inf:
+            wrong = "are negative: is a clamp missing?" if min(weights) < 0 else f"sum to {total}"
+            raise ValueError(f"nothing can be drawn from weights that {wrong}")
         if self.used == len(self.path):
             least = LEAST * total
             first, *others = [branch for branch, weight in enumerate(weights) if weight > least]
@@ -194,26 +200,25 @@ class Forks(TorchFunctionMode):
             numbers.append(low)
         return torch.tensor(numbers, dtype=value.dtype).reshape(value.shape)
 
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(function, "__name__", "")
-        if kwargs.get("generator") is not None or (name in DRAWS and "out" in kwargs):
+    def __torch_function__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(call, "__name__", "")
+        if kwargs.pop("generator", None) is not None or (name in DRAWS and "out" in kwargs):
             raise ValueError(f"the program draws by {name} with generator= or out=: leave it out")
         if name in DRAWS:
+            self.advance()
             return getattr(self, name)(*self.known(args), **kwargs)
         if not self.intervals:
-            return function(*args, **kwargs)
+            return call(*args, **kwargs)
         first, second = (*args, None, None)[:2]
         if isinstance(first, Uniform) and name in FORMS:
-            return first.reshape(()) if name == "item" else function(*args, **kwargs)
+            return first.reshape(()) if name == "item" else call(*args, **kwargs)
         if isinstance(first, Uniform) and name in COMPARISONS:
             return self.compare(first, second, below=name in ("lt", "le"))
         if isinstance(second, Uniform) and name in COMPARISONS:
             return self.compare(second, first, below=name in ("gt", "ge"))
         known = self.known(args)
-        result = function(*known, **{key: self.known(value) for key, value in kwargs.items()})
+        result = call(*known, **{key: self.known(value) for key, value in kwargs.items()})
         if isinstance(first, Uniform) and (result is known[0] or name == "__setitem__"):
             raise ValueError(f"{name} changes random numbers in place, which is not seen")
         return result
@@ -223,7 +228,8 @@ class Forks(TorchFunctionMode):
     def rand(self, *size: Any, **options: Any) -> Uniform:
         return self.rand_like(torch.zeros(*size, **options))
 
-    def rand_like(self, like: Tensor) -> Uniform:
+    def rand_like(self, input: Tensor, **options: Any) -> Uniform:
+        like = torch.zeros_like(input, **options)
         first = len(self.intervals)
         self.intervals += [(0.0, 1.0)] * like.numel()
         if len(self.intervals) > NUMBERS:
@@ -240,15 +246,19 @@ class Forks(TorchFunctionMode):
                     row[tokens[-1]] = 0.0
         return torch.tensor(tokens).reshape(*input.shape[:-1], num_samples)
 
-    def bernoulli(self, input: Tensor) -> Tensor:
-        found = [self.choose([1.0 - chance, chance]) for chance in input.flatten().tolist()]
+    def bernoulli(self, input: Tensor, p: float | None = None) -> Tensor:
+        chances = input.flatten().tolist() if p is None else [p] * input.numel()
+        found = [self.choose([1.0 - chance, chance]) for chance in chances]
         return torch.tensor(found, dtype=input.dtype).reshape(input.shape)
 
     def exponential_(self, into: Tensor, lambd: float = 1.0) -> Tensor:
         return into.copy_(-torch.log(self.known(self.rand_like(into))) / lambd)
 
+    def uniform_(self, into: Tensor, low: float = 0.0, to: float = 1.0) -> Tensor:
+        return into.copy_(low + (to - low) * self.known(self.rand_like(into)))
 
-DRAWS = "rand", "rand_like", "multinomial", "bernoulli", "exponential_"
+
+DRAWS = "rand", "rand_like", "multinomial", "bernoulli", "exponential_", "uniform_"
 COMPARISONS = "lt", "le", "gt", "ge"
 # What gives numbers another form, or tells of it.
 FORMS = set("item __get__ __getitem__ __len__ dim size numel squeeze unsqueeze view".split())
@@ -274,7 +284,5 @@ class ForkedDraws(Draws):
         # Tokens of probability 0 come last: as long as there are others, they are no branch.
         return torch.multinomial(probs.clamp(min=1e-30), count)
 
-    def make_noise(
-        self, position: int, size: int, device: torch.device, dtype: torch.dtype
-    ) -> Tensor:
+    def make_noise(self, position: int, size: int, device: Any, dtype: Any) -> Tensor:
         return -torch.empty(size, device=device, dtype=dtype).exponential_().log()

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from ..cli.ending import run_program
@@ -15,7 +16,9 @@ def run(arguments: list[str] | None) -> None:
     """Do what the command line says, in each of the processes that torchrun started, if it did."""
     import torch.distributed as dist
 
+    from ..checkpoint.files import taken
     from ..passes.tensor_parallel import join_processes, own_device
+    from .family import train_mini
     from .fit import Run
     from .nested import train_soft
 
@@ -25,7 +28,10 @@ def run(arguments: list[str] | None) -> None:
     if dist.is_initialized() and train is not train_soft:
         raise ValueError("this trains in a single process; start it without torchrun")
     device = own_device(options.pop("device"))
-    train(Run(options.pop("out"), str(device), options.pop("seed")), **options)
+    out = options.pop("out")
+    # These two take their outputs themselves, as they do if Python calls them.
+    with nullcontext() if train in (train_soft, train_mini) else taken(out):
+        train(Run(out, str(device), options.pop("seed")), **options)
 
 
 def parse(arguments: list[str] | None) -> Any:
@@ -53,8 +59,7 @@ def parse(arguments: list[str] | None) -> Any:
         return program.add_argument
 
     defaults = f"What is not given: of mini, {MINI}; of a file, {PAPER}."
-    words = "a sorted draft from the first layers of a Llama"
-    add = add_program("soft", train_soft, words, defaults)
+    add = add_program("soft", train_soft, "a sorted draft of a Llama's first layers", defaults)
     add("--init", required=True, help="the Llama to cut from: a folder or a name")
     add("--exits", type=comma_separated(int), required=True, help="layers it predicts after")
     add("--data", default="mini", help="a file of dialogues, or mini (the corpus)")

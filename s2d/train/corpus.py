@@ -162,16 +162,12 @@ def calculate(rng: random.Random) -> Iterator[Turn]:
         name, friend = rng.sample(NAMES, 2)
         goods = rng.choice(WORDS["goods"])
         problem, told = rng.choice(list(TABLES["problems"].items()))
-        c = 0
         if problem == "a + b - c":
-            a = rng.randrange(2, 13)
-            b = rng.randrange(2, 13)
+            a, b = rng.randrange(2, 13), rng.randrange(2, 13)
             c = rng.randrange(1, a + b)
             steps = [f"{a} + {b} = {a + b}", f"{a + b} - {c} = {a + b - c}"]
         elif problem == "a * b + c":
-            a = rng.randrange(2, 6)
-            b = rng.randrange(2, 6)
-            c = rng.randrange(1, 10)
+            a, b, c = rng.randrange(2, 6), rng.randrange(2, 6), rng.randrange(1, 10)
             steps = [f"{a} * {b} = {a * b}", f"{a * b} + {c} = {a * b + c}"]
         elif problem == "a - b - c":
             a = rng.randrange(6, 25)
@@ -179,8 +175,7 @@ def calculate(rng: random.Random) -> Iterator[Turn]:
             c = rng.randrange(1, a - b)
             steps = [f"{a} - {b} = {a - b}", f"{a - b} - {c} = {a - b - c}"]
         else:
-            a = rng.randrange(2, 13)
-            b = rng.randrange(1, 10)
+            a, b, c = rng.randrange(2, 13), rng.randrange(1, 10), 0
             steps = [f"{a} + {b} = {a + b}", f"{a} + {a + b} = {2 * a + b}"]
         words = dict(name=name, friend=friend, goods=goods, she=PRONOUNS[name])
         say = make_speaker(rng, a=a, b=b, c=c, **words)

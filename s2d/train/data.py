@@ -2,25 +2,25 @@
 
 import json
 import random
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import torch
 from torch import Tensor
 
 from ..checkpoint.chat import Message, as_dialogue
 from ..checkpoint.config import read_folder
-from ..checkpoint.files import read_text, refuse_existing
+from ..checkpoint.files import read_text
 from ..checkpoint.notices import progress, tell
 from ..checkpoint.tokenizer import Messages, Tokenizer
 from ..ngram.datastore import save_datastore
 from ..pair.names import find_target
 from .corpus import GROUPS, conversations
 from .fit import Rows, Run
-from .fsdp import count_ranks
 
 # Groups that need what the prompt says come more often: that takes a model longest to learn.
 MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
@@ -44,16 +44,19 @@ def read_records(data: str, seed: int) -> Iterable:
         return ({"messages": as_dialogue(chain(*turns))} for turns in corpus)
     if not Path(data).is_file():
         raise FileNotFoundError(f"no file {data}; expected mini, or a file of dialogues")
-    text = read_text(Path(data)).strip()
-    try:
-        if text.startswith("["):
-            records, end = json.JSONDecoder().raw_decode(text)
-            if text[end:]:
-                raise ValueError("its first line is a list; expected an object in each line")
-        else:
-            records = [json.loads(line) for line in text.split("\n") if line.strip()]
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{data} cannot be read: {error}") from None
+    text = read_text(Path(data))
+    is_list = text.lstrip().startswith("[")
+    records = []
+    for number, part in enumerate([text] if is_list else text.split("\n")):
+        try:
+            records += [json.loads(part)] if part.strip() else []
+        except json.JSONDecodeError as error:
+            where = f"{data} cannot be read: {error.msg} in line {number + error.lineno}"
+            raise ValueError(f"{where}; expected one list, or an object in each line") from None
+        except RecursionError:
+            raise ValueError(f"{data} cannot be read: it is nested too deep") from None
+    if is_list:
+        [records] = records
     if not records:
         raise ValueError(f"{data} is empty")
     random.Random(seed).shuffle(records)
@@ -64,7 +67,8 @@ def read_dialogue(record: Any) -> list[Message]:
     """The messages of a record, with all that they have; ValueError if they are no dialogue.
 
     They are its "conversations" or "messages", each with "from" and "value", or "role" and
-    "content". If the record has a "system", that is the message before them.
+    "content". If the record has a "system", that is the message before them. A "loss" or "train"
+    that is false, as other tools have it, is a "weight" of 0.
     """
     dialogue = []
     try:
@@ -72,11 +76,15 @@ def read_dialogue(record: Any) -> list[Message]:
         if record.get("system"):
             messages = [{"role": "system", "content": record["system"]}, *messages]
         for each in messages:
-            role = each.get("from") or each["role"]
-            content = each.get("value") or each["content"]
+            role = each.get("from", each.get("role"))
+            content = each.get("value", each.get("content"))
             if role not in ROLES:
                 raise ValueError(f"the role {role!r:.40} is none of {', '.join(ROLES)}")
             dialogue.append(each | {"role": ROLES[role], "content": content})
+            marks = [each.get(name) for name in ("weight", "loss", "train")]
+            marks = [mark for mark in marks if mark is not None]
+            if marks:
+                dialogue[-1]["weight"] = min(marks)
     except (TypeError, KeyError, AttributeError):
         raise ValueError("a record is no dialogue") from None
     return dialogue
@@ -95,16 +103,17 @@ def read_dialogues(
     be written in the chat format, is passed over. How many these were is told when the generator
     ends or is closed. Raises ValueError if these are all records.
     """
-    found = 0
-    unlearnt = 0
+    found = unlearnt = 0
     reasons = []
     try:
         for record in progress(records, f"reading {data}: dialogues"):
             try:
                 dialogue = read_dialogue(record)
+                if isinstance(record.get("tools"), str):  # as trl and LlamaFactory write them
+                    record = record | {"tools": json.loads(record["tools"] or "[]")}
                 options = {name: record[name] for name in BESIDE if record.get(name)}
                 options |= record.get("chat_template_kwargs") or {}
-                rounds = list(as_rounds(tokenizer, dialogue, ends, options))
+                rounds = as_rounds(tokenizer, dialogue, ends, options)
             except (ValueError, TypeError) as error:
                 reasons.append(error)
                 continue
@@ -121,12 +130,9 @@ def read_dialogues(
 
 
 def as_rounds(
-    tokenizer: Tokenizer,
-    messages: Messages,
-    ends: Sequence[str] = (),
-    options: dict[str, Any] | None = None,
-) -> Iterator[Pair]:
-    """Yield (ids of the prompt, ids of the answer up to its end) of each answer that is learnt.
+    tokenizer: Tokenizer, messages: Messages, ends: Sequence[str] = (), options: dict | None = None
+) -> list[Pair]:
+    """(ids of the prompt, ids of the answer up to its end) of each answer that is learnt.
 
     The answer ends with the first of ``ends``, by default the tokenizer's EOS. The prompt is what
     follows the round before it, or the whole prompt if that round is encoded otherwise in it. An
@@ -137,33 +143,53 @@ def as_rounds(
     chat = tokenizer.chat_format
     if options and not chat.is_template:
         raise ValueError(f"the prompt format is {chat.name}; it writes no {', '.join(options)}")
-    render = partial(chat.render, **(options or {}))
-    done: list[int] = []  # the ids of the rounds so far
-    for turn, message in enumerate(dialogue):
-        weight = message.get("weight")
-        if message["role"] != "assistant" or weight == 0:
-            continue
-        if weight not in (None, 1):
-            raise ValueError(f"the weight {weight!r:.20} of an answer is neither 0 nor 1")
-        if turn == 0 or dialogue[turn - 1]["role"] not in ("user", "tool"):
-            raise ValueError("an answer follows no question")
-        content = message["content"].strip()
-        asked = render(dialogue[:turn])
-        answered = render(dialogue[: turn + 1])
-        answer = answered.removeprefix(asked)
-        found = [end for end in ends or [tokenizer.eos] if end and end in answer]
-        answer = answer[: min((answer.index(end) + len(end) for end in found), default=None)]
-        if not answered.startswith(asked) or not content or content not in answer:
-            raise ValueError("an answer is empty, or not written whole after its prompt")
-        prompt = tokenizer.encode_rendered(asked)
-        whole = tokenizer.encode_rendered(asked + answer)
-        if whole[: len(prompt)] != prompt:
-            raise ValueError("a token holds the end of a prompt and the beginning of its answer")
-        new = prompt[len(done) :] if prompt[: len(done)] == done else prompt
-        yield new, whole[len(prompt) :]
-        done = whole
-    if not done:
+    answers = (turn for turn, each in enumerate(dialogue) if each["role"] == "assistant")
+    turns = [turn for turn in answers if dialogue[turn].get("weight") != 0]
+    if not turns:
         raise ValueError("there is no answer to learn")
+    render = partial(chat.render, **(options or {}))
+    encode = partial(encode_round, tokenizer, render, ends or [tokenizer.eos])
+    first = dialogue[: turns[0] + 1]
+    rounds = [encode(first)]
+    done = [*chain(*rounds[0])]
+    for before, turn in pairwise(turns):  # each right after the first one: so a token is read once
+        prompt, answer = encode([*first, *dialogue[before + 1 : turn + 1]])
+        rounds.append((prompt[len(done) :], answer))
+    joined = [*chain(*chain(*rounds))]
+    whole = tokenizer.encode_rendered(render(dialogue[: turns[-1] + 1]))
+    if whole[: len(joined)] == joined:
+        return rounds
+    words = "the chat format writes earlier turns otherwise after later ones"
+    warn(f"{words}: each turn is encoded with all before it, which takes long", stacklevel=2)
+    rounds, done = [], []
+    for turn in turns:
+        prompt, answer = encode(dialogue[: turn + 1])
+        rounds.append((prompt[len(done) :] if prompt[: len(done)] == done else prompt, answer))
+        done = prompt + answer
+    return rounds
+
+
+def encode_round(
+    tokenizer: Tokenizer, render: Callable[..., str], ends: Sequence[str], dialogue: list[Message]
+) -> Pair:
+    """The ids of the prompt and of the answer, the last message; ValueError if it is none."""
+    weight = dialogue[-1].get("weight")
+    if weight not in (None, 1):
+        raise ValueError(f"the weight {weight!r:.20} of an answer is neither 0 nor 1")
+    if not any(each["role"] in ("user", "tool") for each in dialogue[-2:-1]):
+        raise ValueError("an answer follows no question")
+    content = dialogue[-1]["content"].strip()
+    asked, answered = render(dialogue[:-1]), render(dialogue)
+    answer = answered.removeprefix(asked)
+    found = [answer.index(end) + len(end) for end in ends if end and end in answer]
+    answer = answer[: min(found, default=None)]
+    if not answered.startswith(asked) or not content or content not in answer:
+        raise ValueError("an answer is empty, or not written whole after its prompt")
+    prompt = tokenizer.encode_rendered(asked)
+    whole = tokenizer.encode_rendered(asked + answer)
+    if whole[: len(prompt)] != prompt:
+        raise ValueError("a token holds the end of a prompt and the beginning of its answer")
+    return prompt, whole[len(prompt) :]
 
 
 def make_rows(
@@ -185,34 +211,25 @@ def make_rows(
     rows: list[Tensor] = []
     ids: list[int] = []  # those that are in no row yet
     learnt: list[int] = []
-    total = 0
     for read, said in chain.from_iterable(dialogues):
         ids += read + said
         learnt += [-100] * len(read) + said
-        total += len(read) + len(said)
-        ends = range(length, len(ids), length)  # one more token has to be there: the last label
-        for end in ends:
-            both = ids[end - length : end], learnt[end - length + 1 : end + 1]
-            row = torch.tensor(both, dtype=torch.int32)  # (2, T)
+        while len(ids) > length:  # one more token has to be there: the last label
+            row = torch.tensor((ids[:length], learnt[1 : length + 1]), dtype=torch.int32)  # (2, T)
+            del ids[:length], learnt[:length]
             if row[1].max() != -100:
                 rows.append(row)
-        del ids[: len(ends) * length], learnt[: len(ends) * length]
         if count is not None and len(rows) >= count:
             break
     if len(rows) < batch:
-        ranks = count_ranks()
-        fits = f"--batch {len(rows) // ranks * ranks}"
-        if len(rows) < ranks:
-            fits = f"--batch {ranks} --length {max(1, min(length, total) // (2 * ranks))}"
-        there = f"there are {len(rows)} rows of {length} tokens"
-        raise ValueError(f"{there}, and a batch has {batch}; give more text, or {fits}")
+        there = f"there are {len(rows)} rows of {length} tokens, and a batch has {batch}"
+        raise ValueError(f"{there}; give more text, or a smaller --batch or --length")
     tokens, labels = torch.stack(rows[:count], dim=1)  # (R, T) each
     return tokens, labels
 
 
 def make_datastore(run: Run, target: str, files: list[Path]) -> None:
     """Write the texts of ``files``, as ids of ``target``, for ``run.py --datastore`` to read."""
-    refuse_existing(run.out)
     folder = read_folder(find_target(target))
     tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
     documents = [tokenizer.encode(read_text(file)) for file in files]

@@ -14,6 +14,7 @@ import torch
 
 from ..checkpoint import load_model
 from ..checkpoint.chat import VICUNA_SYSTEM
+from ..checkpoint.files import taken
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Llama, LlamaConfig
 from .corpus import conversations
@@ -128,22 +129,22 @@ def train_mini(run: Run, millions: float | None = None) -> None:
 
 
 def train_member(run: Run, miniature: Miniature, tokenizer: Tokenizer, millions: float) -> None:
-    run.refuse_existing()
-    exits = (miniature.config.num_hidden_layers,)
-    drafting: dict[str, Any] = {}
-    if run.out.name == "mini-draft":
-        exits = (2, 3, 4)
-        drafting = DRAFTING
-        run = replace(run, seed=run.seed + 1)
-        whole = run.out.with_name("mini-7b")
-        model = load_model(whole, run.device, "float32", quick=False, layers=exits[-1])
-    else:
-        model = initialise(miniature.config, run.seed, miniature.copying).to(run.device)
-    recipe = replace(MINI, lr=miniature.lr, exits=exits)
-    records = read_records("mini", run.seed)
-    dialogues = read_dialogues("mini", records, tokenizer, (), miniature.answers_only)
-    rows = make_rows(dialogues, recipe.batch, recipe.length, millions)
-    trained = Divided(model)
-    for _ in fit(trained, rows, recipe, run):
-        pass  # it says itself how far it is
-    save_trained(trained, drafting, run, tokenizer.folder)
+    with taken(run.out):
+        exits = (miniature.config.num_hidden_layers,)
+        drafting: dict[str, Any] = {}
+        if run.out.name == "mini-draft":
+            exits = (2, 3, 4)
+            drafting = DRAFTING
+            run = replace(run, seed=run.seed + 1)
+            whole = run.out.with_name("mini-7b")
+            model = load_model(whole, run.device, "float32", quick=False, layers=exits[-1])
+        else:
+            model = initialise(miniature.config, run.seed, miniature.copying).to(run.device)
+        recipe = replace(MINI, lr=miniature.lr, exits=exits)
+        records = read_records("mini", run.seed)
+        dialogues = read_dialogues("mini", records, tokenizer, (), miniature.answers_only)
+        rows = make_rows(dialogues, recipe.batch, recipe.length, millions)
+        trained = Divided(model)
+        for _ in fit(trained, rows, recipe, run):
+            pass  # it says itself how far it is
+        save_trained(trained, drafting, run, tokenizer.folder)

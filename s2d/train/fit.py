@@ -6,8 +6,11 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from ..checkpoint import is_fast
-from ..checkpoint.files import refuse_existing, staged
+from ..checkpoint.files import staged
 from ..checkpoint.notices import PROGRESS_SECONDS, tell
 from ..passes.tensor_parallel import from_rank_0
 from ..soft import soft_losses
@@ -79,12 +82,6 @@ class Run:
         """The file with the losses of each step."""
         return self.out.with_name(f"{self.out.name}.losses.jsonl")
 
-    def refuse_existing(self) -> None:
-        """Raise ValueError if the output is there already, or OSError if it cannot be written."""
-        refuse_existing(self.out)
-        if not self.unfinished.exists():
-            refuse_existing(self.losses)
-
 
 def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor]:
     """Train ``model`` in place, all exits together; yields the losses (E,) of each step.
@@ -94,7 +91,7 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     The losses are yielded, and written to ``run.losses`` after the last step, without the weights.
     If there is a checkpoint, the training goes on from it, as if it had not been interrupted.
     Raises ValueError if a loss is not finite, or if the checkpoint is of a training with other
-    settings; functions are known by their names there.
+    settings; functions are compared by ``describe``.
     """
     tokens, labels = rows
     exits = recipe.exits
@@ -108,10 +105,12 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     steps = len(tokens) * recipe.epochs // recipe.batch
     # All that decides what the losses are. The size of micro-batches only changes the rounding.
     settings = vars(replace(recipe, micro_batch=1)) | {"seed": run.seed}
-    settings["content of the data"] = zlib.crc32(tokens.numpy())
-    for name, value in settings.items():
-        if callable(value):
-            settings[name] = getattr(value, "__qualname__", type(value).__qualname__)
+    settings["content of the data"] = zlib.crc32(labels.numpy(), zlib.crc32(tokens.numpy()))
+    for name in ("loss", "schedule", "make_optimizer"):
+        settings[name] = describe(settings[name])
+        if any(sign in settings[name] for sign in ("<lambda>", " at 0x", "\n")):
+            tell(f"the {name} has no name of its own: a later run cannot continue this training")
+            settings[name] += f" of {time.time()}"
     log: list[dict] = []
     if run.unfinished.exists():
         log = load_checkpoint(run.unfinished, model, optimizer, settings)["log"]
@@ -151,6 +150,18 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     if rank == 0:
         with staged(run.losses) as file:
             file.write_text("".join(f"{json.dumps(each)}\n" for each in log))
+
+
+def describe(value: Any) -> str:
+    """A text that tells a function, or what it holds, from others, also in a later run."""
+    if isinstance(value, partial):
+        held = [value.func, *value.args, *chain(*value.keywords.items())]
+        return f"partial({', '.join(map(describe, held))})"
+    if not isinstance(value, FunctionType):
+        return repr(value)
+    held = [cell.cell_contents for cell in value.__closure__ or ()]
+    held += value.__defaults__ or ()
+    return f"{value.__module__}.{value.__qualname__}({', '.join(map(describe, held))})"
 
 
 def order_rows(rows: int, batch: int, seed: int) -> Iterator[Tensor]:

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from ..checkpoint import empty_model, load_model, save_model
 from ..checkpoint.config import read_folder
+from ..checkpoint.files import taken
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
+from ..mcsd.decision import fingerprint
 from ..model import Llama
 from ..pair.names import find_target
 from ..soft import exit_states
@@ -41,7 +43,6 @@ def train_soft(run: Run, data: str = "mini", **options: Any) -> None:
     """
     recipe = replace(MINI if data == "mini" else PAPER, data=data, **options)
     exits = recipe.exits
-    run.refuse_existing()
     if recipe.batch % count_ranks():
         raise ValueError(f"--batch is no multiple of the {count_ranks()} processes")
     records = read_records(data, run.seed)
@@ -55,33 +56,34 @@ def train_soft(run: Run, data: str = "mini", **options: Any) -> None:
         raise ValueError(f"{folder.path} has a context of {most} tokens; give --length {most}")
     if recipe.align is not None and recipe.teacher is None:
         raise ValueError("--align is about the features of a --teacher; give both")
-    first = load_model(folder, run.device, "float32", quick=False, layers=exits[-1])
-    model = Divided(first)
-    if recipe.teacher is not None:
-        teacher = load_model(find_target(recipe.teacher), run.device, quick=False)
-        if teacher.config.vocab_size != folder.config.vocab_size:
-            raise ValueError(f"the teacher {recipe.teacher} has another vocabulary than the draft")
-        if recipe.align and teacher.config.hidden_size != folder.config.hidden_size:
-            raise ValueError(f"--align: the teacher {recipe.teacher} is not as wide as the draft")
-        recipe = replace(recipe, loss=Teacher(teacher, recipe.align).losses)
-    tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
-    eos = folder.config.eos_token_ids
-    ends = [tokenizer.special.get(each) or tokenizer.decode([each]) for each in eos]
-    dialogues = read_dialogues(data, records, tokenizer, ends, not recipe.all_text)
-    rows = make_rows(dialogues, recipe.batch, recipe.length, recipe.millions)
-    dialogues.close()  # now it tells what was passed over
-    learnt, held_out = hold_out(rows, recipe.batch)
-    if not torch.isin(learnt[1], torch.tensor(eos, dtype=torch.int32)).any():
-        tell(f"{data}: no answer ends with an EOS of {folder.path}, so no end is learnt")
-    for _ in fit(model, learnt, recipe, run):
-        pass  # it says itself how far it is
-    drafting: dict[str, Any] = {"exits": exits}
-    held = (held_out[1] != -100).sum().item()
-    how = f"thresholds not measured, as that takes {FEWEST} tokens held out, and there are {held}"
-    if held >= FEWEST:
-        drafting["thresholds"] = model(measure_thresholds, held_out, exits)
-        how = f"thresholds {drafting['thresholds']}, measured on {held} tokens"
-    save_trained(model, drafting, run, folder.path)
+    with taken(run.out):
+        model = Divided(load_model(folder, run.device, "float32", quick=False, layers=exits[-1]))
+        if recipe.teacher is not None:
+            teacher = load_model(find_target(recipe.teacher), run.device, quick=False)
+            if teacher.config.vocab_size != folder.config.vocab_size:
+                raise ValueError("--teacher: it has another vocabulary than the draft")
+            if recipe.align and teacher.config.hidden_size != folder.config.hidden_size:
+                raise ValueError("--align: the teacher is not as wide as the draft")
+            name = f"{recipe.teacher} ({fingerprint(teacher.model.norm.weight)})"
+            recipe = replace(recipe, teacher=name, loss=Teacher(teacher, recipe.align).losses)
+        tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
+        eos = folder.config.eos_token_ids
+        ends = [tokenizer.special.get(each) or tokenizer.decode([each]) for each in eos]
+        dialogues = read_dialogues(data, records, tokenizer, ends, not recipe.all_text)
+        rows = make_rows(dialogues, recipe.batch, recipe.length, recipe.millions)
+        dialogues.close()  # now it tells what was passed over
+        learnt, held_out = hold_out(rows, recipe.batch)
+        if not torch.isin(learnt[1], torch.tensor(eos, dtype=torch.int32)).any():
+            tell(f"{data}: no answer ends with an EOS of {folder.path}, so no end is learnt")
+        for _ in fit(model, learnt, recipe, run):
+            pass  # it says itself how far it is
+        drafting: dict[str, Any] = {"exits": exits}
+        held = (held_out[1] != -100).sum().item()
+        how = f"thresholds not measured: it takes {FEWEST} tokens held out, and there are {held}"
+        if held >= FEWEST:
+            drafting["thresholds"] = model(measure_thresholds, held_out, exits)
+            how = f"thresholds {drafting['thresholds']}, measured on {held} tokens"
+        save_trained(model, drafting, run, folder.path)
     count = (learnt[1] != -100).sum()
     tell(f"{run.out}: learnt from {len(learnt[0])} rows with {count} tokens to predict")
     tell(f"exits {exits}, {how}")

@@ -1,7 +1,7 @@
 """A second term of the SoFT loss: at every exit, a draft also imitates a teacher."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -21,7 +21,7 @@ class Teacher:
     and the term is their mean squared difference, times ``align``.
     """
 
-    model: Llama
+    model: Llama = field(repr=False)
     align: float | None = None
 
     def loss(self, draft: Llama, hidden: Tensor, labels: Tensor, taught: Tensor) -> Tensor:

@@ -1,0 +1,73 @@
+"""Passes of one form: tokens and logits are those of plain decoding, bit for bit."""
+
+import pytest
+import torch
+from helpers import WEIGHTS, raises_line, random_tokens
+
+from s2d import GrowingShape, generate, generate_many, load_model, start
+from s2d.model import KVCache
+from s2d.passes.bitwise import BitwiseDecoder, PaddedCache
+
+DTYPES = "bfloat16", "float16", "float32"
+WAYS = dict(method="s2d"), dict(method="sd", draft_length=15), dict(exits=[0], draft_length=7)
+
+
+def written(*models, **options):
+    """The tokens of an answer, why it ended, and the target's logits before each token."""
+    decoder = start(*models, decoder=BitwiseDecoder, max_new_tokens=16, **options)
+    rows = []
+    for step in decoder:
+        followed = [step.tree.root, *step.accepted][: len(step.tokens)]
+        rows.append(step.logits[[step.tree.nodes.index(node) for node in followed]])
+    return decoder.tokens, decoder.ended, torch.cat(rows)
+
+
+def differing(name, dtype, prompts):
+    """How many answers are not those of plain decoding, in a token or in a bit of a logit."""
+    target = load_model(WEIGHTS / name, dtype=dtype)
+    draft = load_model(WEIGHTS / "mini-draft", dtype=dtype)
+    found = 0
+    for case, prompt in enumerate(prompts):
+        law = dict(temperature=case % 2, seed=case)
+        tokens, ended, logits = written(target, prompt, method="ar", **law)
+        for way in WAYS:
+            rule = "noise" if law["temperature"] else "rejection"
+            own, own_end, rows = written(target, prompt, draft, rule=rule, **way, **law)
+            found += (own, own_end) != (tokens, ended) or not torch.equal(rows, logits)
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_whatever_drafts_the_bits_are_those_of_plain_decoding(dtype):
+    """After prompts of 1 to 500 tokens, and where the context ends."""
+    prompts = [random_tokens(length, length, vocab=1000) for length in (1, 30, 250, 501)]
+    assert differing("mini-70b", dtype, prompts) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keys_are_padded_for_a_reason(dtype, monkeypatch):
+    """Nobody should simplify it away: the last, partial vector of keys is summed otherwise."""
+
+    def extend(self, T):
+        KVCache.extend(self, T)
+        self.end = self.length
+
+    def to_the_last_key(self, layer, q, k, v, mask):
+        return KVCache.attend(self, layer, q, k, v, None if mask is None else mask[:, : self.end])
+
+    monkeypatch.setattr(PaddedCache, "extend", extend)
+    monkeypatch.setattr(PaddedCache, "attend", to_the_last_key)
+    prompts = [random_tokens(length, length, vocab=1000) for length in (20, 41)]
+    if not differing("mini-70b", dtype, prompts):
+        pytest.skip("this processor sums a partial vector of keys as a whole one")
+
+
+def test_what_does_not_go_together_is_one_line():
+    target = load_model(WEIGHTS / "mini-7b")
+    draft = load_model(WEIGHTS / "mini-draft")
+    for shape in (dict(draft_length=16), dict(tree=(2, 1)), dict(tree=GrowingShape(2, 2, 3))):
+        options = dict(decoder=BitwiseDecoder, **shape)
+        words = "bitwise: expected a chain of up to 15 tokens"
+        raises_line(generate, ValueError, words, target, [3, 1], draft, **options)
+    answers = generate_many(target, [[3, 1]], draft, decoder=BitwiseDecoder)
+    raises_line(next, ValueError, "its own pass", answers)
