@@ -18,8 +18,8 @@ from s2d.tree import GrowingShape
 
 def logits_after(model, text, layers=None):
     """Logits (V,) for the token after the ids in ``text``, by all layers or the first ones."""
-    hidden = model.run_layers(model.embed(torch.tensor([text])), 0, layers)
-    return model.logits(hidden)[0, -1]
+    hidden = model.embed(torch.tensor([text], device=model.device))
+    return model.logits(model.run_layers(hidden, 0, layers))[0, -1]
 
 
 def choose_exit(draft, texts, options):

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from s2d.mcsd.decision import with_decision
 from s2d.mcsd.roots import RootsDecoder
 from s2d.model import Llama, LlamaConfig
 from s2d.ngram.datastore import Datastore, reading
@@ -56,10 +57,10 @@ def nearly_equal(seed, **changes):
 
 
 class ByLastToken:
-    """A whimsical decision model: its answers depend on the tokens drafted, by hidden states."""
+    """A whimsical decision model: its answers depend on the tokens that were drafted before."""
 
     def estimate(self, prediction, proposal):
-        answers = prediction.hidden.sum(dim=-1, keepdim=True) % 1.0  # (R, 1)
+        answers = prediction.logits.sum(dim=-1, keepdim=True) % 1.0  # (R, 1)
         return answers.expand_as(proposal.estimates)
 
 
@@ -69,7 +70,7 @@ def random_tokens(seed, count, vocab=61):
 
 
 def drawn_options(rng):
-    """Any method, exits, tree, stop and decoder that go together, for a draft of 4 layers."""
+    """Any method, exits, tree, stop and parts that go together, for a draft of 4 layers."""
     method = rng.choice(("sd", "mcsd", "s2d", "s2d-tree"))
     several = method in ("s2d", "s2d-tree")
     exits = sorted(rng.sample((0, 1, 2, 4), rng.choice((1, 2, 3)) if several else 1))
@@ -77,6 +78,7 @@ def drawn_options(rng):
     exit_0 = rng.choice((0, reading(Datastore(random_tokens(0, 300), end=[5]))))
     options["exits"] = [each or exit_0 for each in exits]
     options["decoder"] = rng.choice((None, None, RootsDecoder))
+    options["drafter"] = rng.choice((None, None, with_decision(ByLastToken())))
     if several:
         options["thresholds"] = [*(rng.choice((0.0, 0.3, 0.9)) for _ in exits[:-1]), 0.0]
     if method in ("sd", "s2d"):

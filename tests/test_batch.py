@@ -4,12 +4,11 @@ import random
 import weakref
 
 import pytest
-from helpers import ByLastToken, drawn_options, nearly_equal, raises_line, random_tokens
+from helpers import drawn_options, nearly_equal, raises_line, random_tokens
 
 from s2d import generate, generate_many
 from s2d.decoder import Decoder
 from s2d.generation import decide
-from s2d.mcsd.decision import with_decision
 from s2d.model import Llama
 from s2d.passes.batch import decode_many
 
@@ -25,8 +24,6 @@ def some_options(rng):
     options |= dict(seed=rng.randrange(99), max_new_tokens=rng.choice((1, 7, 20)))
     options |= dict(temperature=rng.choice((0.0, 0.7, 1.5)), top_p=rng.choice((0.8, 1.0)))
     options["rule"] = rng.choice(("noise", "rejection"))
-    if all(isinstance(each, int) and each > 0 for each in options.get("exits", ())):
-        options["drafter"] = rng.choice((None, with_decision(ByLastToken())))
     return options
 
 

@@ -5,16 +5,11 @@ from collections import Counter
 
 import pytest
 import torch
+from definition import logits_after
 from helpers import nearly_equal, random_tokens
 
 from s2d import LayerExit, SortedDraft, generate, model, start
 from s2d.tree import GrowingShape
-
-
-def cache_free_logits(model, tokens, layer):
-    """What follows ``tokens``, a list, after ``layer`` layers: (V,)."""
-    hidden = model.embed(torch.tensor([tokens], device=model.device))
-    return model.logits(model.run_layers(hidden, 0, layer))[0, -1]
 
 
 @pytest.mark.parametrize("exits", [(4,), (1, 2, 4)])
@@ -33,7 +28,7 @@ def test_every_exit_equals_a_cache_free_forward(exits, shape, monkeypatch):
         lags.append(len(tree.context) - (self.cache.length or 999))
         found = predict(self, tree, nodes)
         texts = [tree.text(node) for node in nodes]
-        expected = torch.stack([cache_free_logits(same, text, self.exit_layer) for text in texts])
+        expected = torch.stack([logits_after(same, text, self.exit_layer) for text in texts])
         assert (found.logits - expected).abs().max() < 1e-10
         assert abs(found.confidence - expected.softmax(dim=-1).max()) < 1e-10
         return found

@@ -16,7 +16,7 @@ import definition
 import numpy as np
 import pytest
 import torch
-from helpers import ByLastToken, drawn_options, nearly_equal, random_llama, random_tokens
+from helpers import DEVICE, ByLastToken, drawn_options, nearly_equal, random_llama, random_tokens
 
 from s2d import StopStrings, generate, generate_many, mask, start
 from s2d.mcsd.decision import with_decision
@@ -34,25 +34,24 @@ SHAPES += [GrowingShape(2, 3, 5), GrowingShape(3, 3, 12), GrowingShape(4, 2, 3)]
 @pytest.mark.parametrize("part", range(2))
 def test_every_step_is_the_definitions(part):
     """Proposals and tokens, of chains and trees of sorted exits that stop, greedy and coupled."""
-    rng, like = random.Random(part), torch.empty((1, 61), dtype=torch.float64)
+    rng, like = random.Random(part), torch.empty((1, 61), dtype=torch.float64, device=DEVICE)
     for case in range(7):
-        model = dict(seed=rng.randrange(4), eos_token_ids=(rng.randrange(61),))
-        target, draft = nearly_equal(**model)
+        eos = rng.randrange(61)
+        target, draft = nearly_equal(rng.randrange(4), eos_token_ids=(eos,))
         exits = tuple(sorted(rng.sample((1, 2, 3, 4), rng.choice((1, 2, 3)))))
         drafting = dict(exits=exits, stop=rng.choice((0.0, 0.05, 0.3)))
         drafting["thresholds"] = [rng.choice((0.1, 0.3, 0.6)) for _ in exits[:-1]]
         law = dict(temperature=rng.choice((0.0, 0.7, 1.0)))
         law |= dict(top_p=rng.choice((1.0, 0.8)), top_k=rng.choice((0, 9)))
         prompt, shape = random_tokens(case, rng.choice((1, 5, 30))), rng.choice(SHAPES)
-        prompt[-1] = model["eos_token_ids"][0] if case % 3 == 0 else prompt[-1]
+        prompt[-1] = eos if case % 3 == 0 else prompt[-1]
         options = dict(tree=shape, max_new_tokens=12, seed=case, **drafting, **law)
         found = start(target, prompt, draft, **options)
         draws, scale, decided = Draws(case), 1, found.options
         if law["temperature"] == 0:
             scale, decided = 0, replace(decided, temperature=1.0, top_p=1.0, top_k=0)
         noise = lambda position: draws.noise([position], like)[0] * scale  # noqa: B023, E731
-        pair = nearly_equal(**model, device="cpu")  # the definition's only device
-        expected = definition.generate(*pair, prompt, decided, noise)
+        expected = definition.generate(target, draft, prompt, decided, noise)
         for step, (tree, tokens) in zip(found, expected, strict=True):
             assert step.tokens == tokens, (part, case)
             n = len(step.tree.context)
@@ -129,12 +128,8 @@ PROMPT = [1, 0, 1, 1]
 
 def own_law(target, length, **law):
     """The target's own, alone."""
-
-    def distribution(text):
-        tokens = torch.tensor([[*PROMPT, *text]], device=target.device)
-        return warp(target(tokens)[0, -1], **law)
-
-    return text_law(distribution, length)
+    after = definition.logits_after
+    return text_law(lambda text: warp(after(target, [*PROMPT, *text]), **law), length)
 
 
 @pytest.mark.parametrize(("options", "size", "draft_size"), REJECTION)

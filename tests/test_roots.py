@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from definition import logits_after
 from helpers import nearly_equal, random_llama
 
 from s2d import generate
@@ -12,8 +13,7 @@ OPTIONS = dict(eos_token_ids=(), scale=0.12, num_hidden_layers=2)
 
 
 def best(model, tokens, count):
-    logits = model(torch.tensor([tokens], device=model.device))[0, -1]
-    return logits.topk(count).indices.tolist()
+    return logits_after(model, tokens).topk(count).indices.tolist()
 
 
 def slow_chains(target, draft, prompt, widths, count):
