@@ -57,10 +57,10 @@ def decide(draft: Any, exits: Any = None, **given: Any) -> Options:
         options = fill_in(own, exits=exits, **given)
     except (AttributeError, RuntimeError, TypeError) as error:  # such as a name that there is not
         raise ValueError(f"options: {error}") from error
-    deepest = max([each for each in options.exits if isinstance(each, int)], default=0)
-    if deepest > layers:
+    numbers = [each for each in options.exits if isinstance(each, int)]
+    if max(numbers, default=0) > layers:
         words = f"the draft has {layers} layers" if layers else "there is no draft model"
-        raise ValueError(f"exit {deepest}: {words}")
+        raise ValueError(f"exits {numbers}: {words}")
     return options
 
 

@@ -18,7 +18,7 @@ from s2d import generate, load_model
 from s2d.bench import __main__ as bench
 from s2d.bench import compare, figures, measure, methods, peers, specbench, tables
 from s2d.bench.figures import Record, Turn
-from s2d.stats import Counted, Stats
+from s2d.stats import Stats
 from s2d.train import corpus
 
 SMALL = "--target 7b --limit 1 --rounds 1 --max-new-tokens 4".split()
@@ -86,8 +86,11 @@ def test_no_method_always_follows_the_same_one():
 
 def record(method, group, number, tokens, seconds, steps=()):
     """Of ``steps``, each as a pair of drafted levels and accepted tokens."""
-    counted = [Counted(accepted + 1, levels, [], [2] * accepted, 0.1) for levels, accepted in steps]
-    made = SimpleNamespace(stats=Stats([2], counted)) if steps else None
+    stats = Stats([2], [accepted + 1 for _, accepted in steps])
+    for levels, accepted in steps:
+        stats.draft_levels += levels
+        stats.accepted[1, 2] += accepted
+    made = SimpleNamespace(stats=stats) if steps else None
     turn = Turn([], [5] * tokens, seconds, made)
     return Record(number, method, 0, {"group": group}, [turn])
 
@@ -145,7 +148,10 @@ def test_the_whole_command(questions, tmp_path, capsys, monkeypatch):
     rows = [name.strip() for name in re.findall(r"^\| (\w[^|]+) \| [\d.]+ ", output, re.M)]
     assert rows == 3 * each  # at both temperatures, and of both
     for temperature, method in product((0, 1), ours[1:]):
-        assert f"7b T={temperature} {method}: 0 answers differ from those of ar" in output
+        assert (
+            f"7b T={temperature} {method}: 0 answers differ from those of the target alone"
+            in output
+        )
     assert (tmp_path / "speed.svg").read_text().count("<path") > len(each)
     answers = [json.loads(line) for line in (tmp_path / "out/7b-T0-s2d.jsonl").open()]
     assert [each["question_id"] for each in answers] == [7, 9]
@@ -180,7 +186,7 @@ def test_what_cannot_be_measured_is_refused_before_models_are_loaded(capsys, mon
         (["--methods", "s2d-tree:exits=0:stop=2"], "stop: "),
         (["--methods", "s2d:decision=nowhere"], "no decision model at nowhere"),
         (["--methods", "s2d:speed=9"], "method s2d:speed=9: unrecognized arguments: --speed=9"),
-        (["--temperature", "1,-1"], "temperature: expected a number"),
+        (["--temperature", "1,-1"], "temperature: expected 0, or a number"),
         (["--top-p", "2"], "--top-p: expected a number"),
         (["--rounds", "1000000000000"], "--rounds: expected a number from 1"),
         (["--out", WEIGHTS / "README.md/out"], "out cannot be written"),
@@ -285,5 +291,6 @@ def test_check_finds_other_texts_and_exits_with_1(questions, monkeypatch, capsys
     arguments = ["--methods", "s2d", "s2d:rejection", "--check", "--temperature", "0,1"]
     assert program(bench.main, *SMALL, *arguments, "--questions", questions) == 1
     out = capsys.readouterr().out
-    lines = re.findall(r"^7b (.*): 2 answers differ from those of ar$", out, re.M)
+    words = "2 answers differ from those of the target alone, at tokens up to .* apart: a fault"
+    lines = re.findall(rf"^7b (.*): {words}$", out, re.M)
     assert lines == ["T=0 s2d", "T=0 s2d:rejection", "T=1 s2d"]

@@ -13,7 +13,7 @@ from s2d.bench import figures, papers
 from s2d.bench.figures import Record, Turn
 from s2d.bench.methods import parse_method
 from s2d.bench.papers import EXPERIMENTS
-from s2d.stats import Counted, Stats
+from s2d.stats import Stats
 
 SHORT = "--limit 1 --rounds 1 --max-new-tokens 4".split()
 
@@ -33,7 +33,7 @@ def test_the_truth_is_within_two_standard_errors(groups, each, monkeypatch):
         records = []
         asked = [(group, *one) for group in every for one in rng.choices(every[group], k=each)]
         for group, count, number in asked:
-            made = SimpleNamespace(stats=Stats([2], [Counted(1, 1, [], [], 0.0)] * number))
+            made = SimpleNamespace(stats=Stats([2], [1] * number))
             seconds = {"ar": count, "s2d": number * rng.uniform(0.5, 1.5)}
             for method in seconds:
                 turn = Turn([], [5] * count, seconds[method], made)

@@ -2,15 +2,19 @@
 
 from collections import Counter
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import torch
 from helpers import nearly_equal, random_llama
 
 from s2d.cli import terminal
-from s2d.cli.terminal import compare_speed, report
-from s2d.generation import generate, start
+from s2d.cli.terminal import compare_speed, gap_in_steps, report
+from s2d.generation import decide, generate, start
+from s2d.mcsd.roots import RootsDecoder
+from s2d.sampling import Draws
 
-ROOTS = dict(method="mcsd", tree=(3, 2, 1), init="target")
+ROOTS = dict(method="mcsd", tree=(3, 2, 1), decoder=RootsDecoder)
 
 
 @pytest.mark.parametrize("options", [dict(method="s2d"), dict(method="s2d-tree"), ROOTS])
@@ -25,16 +29,17 @@ def test_acceptance_is_what_the_steps_say(options):
     assert len(steps) > 5 and sum(lengths) > 10
     accepted = found["num_accepted_tokens_per_pos"]
     for position, (sent, right) in enumerate(zip(found["num_drafts_per_pos"], accepted)):
-        assert sent == sum(position + 1 in step.tree.depths for step in steps)
+        depths = [{node.depth for node in step.tree.nodes} for step in steps]
+        assert sent == sum(position + 1 in each for each in depths)
         assert right == sum(length > position for length in lengths)
     levels = Counter()  # that are sent, by the exit that drafted them
     for step in steps:
-        levels.update(dict(zip(step.tree.depths, step.tree.exit_layers)).values())
+        levels.update({node.depth: node.exit_layer for node in step.tree.nodes}.values())
     for layer, counts in found["per_exit"].items():
         drafted = right = 0
         for step in steps:
-            drafted += step.tree.exit_layers.count(layer)
-            right += sum(step.tree.exit_layers[node] == layer for node in step.accepted)
+            drafted += sum(node.exit_layer == layer for node in step.tree.nodes)
+            right += sum(node.exit_layer == layer for node in step.accepted)
         asked = sum(levels[deeper] for deeper in (1, 2, 4) if deeper >= layer)
         assert [*counts.values()] == [asked, drafted, right]
     words = "4: asked for {} levels, drafted {} tokens, {} right"
@@ -58,3 +63,16 @@ def test_the_comparison_takes_turns(monkeypatch):
     assert turns == ["ar", "s2d"] * 5
     turns = "(median of 5 runs of up to 8 tokens)"
     assert line.endswith(f"2.00 times as fast as the target alone {turns}")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_how_near_two_tokens_were_is_said_in_steps_of_the_dtype(temperature):
+    """4.0625 and 4.125 are two steps of bfloat16 apart; noise that decides as well is added."""
+    target = random_llama(1)
+    logits = torch.zeros(61, dtype=torch.bfloat16)
+    logits[5], logits[9] = 4.0625, 4.125
+    model = Mock(return_value=logits[None, None], device="cpu", dtype=torch.bfloat16)
+    found = gap_in_steps(model, decide(target, temperature=temperature), 3, [1, 2], (5, 9))
+    noise = Draws(3).noise([2], like=torch.zeros(1, 61, dtype=torch.float64))[0]
+    apart = 0.0625 + temperature * (noise[9] - noise[5])
+    assert found == pytest.approx(abs(float(apart)) / 0.03125)

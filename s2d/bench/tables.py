@@ -53,11 +53,9 @@ class Comparison:
         for method, options in self.options.items():
             draws_anew = options.rule != "noise" and options.temperature > 0
             is_exact = rows[method][0].turns[0].generation.exact
-            if options.method != "ar" and is_exact and not draws_anew:
-                others = rows[
-                    alone.get(options.decoder, expected) if expected == "ar" else expected
-                ]
-                pairs = [one.first_difference(own) for one, own in zip(others, rows[method])]
+            other = alone.get(options.decoder, expected) if expected == "ar" else expected
+            if method != other and is_exact and not draws_anew:
+                pairs = [one.first_difference(own) for one, own in zip(rows[other], rows[method])]
                 found[method] = [each for each in pairs if each is not None]
         return found
 

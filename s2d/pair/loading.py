@@ -98,8 +98,11 @@ def named_parts(
 ) -> dict[str, Any]:
     """The ``options`` of ``generate``, with the parts that files and names stand for."""
     options = dict(options)
-    own = () if found.draft is None else found.draft.drafting.get("exits", ())
-    exits = options.get("exits") or own or (0,)
+    exits = options.get("exits")
+    if exits is None and found.draft is None:
+        exits = (0,)
+    elif exits is None:
+        exits = found.draft.drafting.get("exits", ())
     if found.datastore is not None:
         from ..ngram.datastore import load_datastore, reading
 
