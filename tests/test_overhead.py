@@ -3,7 +3,10 @@
 import statistics
 import time
 
+import pytest
+import torch
 from helpers import WEIGHTS
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from s2d import Tokenizer, generate, load_model
 from s2d.ngram.datastore import Datastore, reading
@@ -31,3 +34,31 @@ def test_all_but_the_forwards_takes_less_than_15_percent_of_a_step():
         assert set(stats.accept_lengths[:-1]) == {5}  # all that is drafted, and the bonus token
         shares.append(1.0 - sum(forwards) / stats.seconds)
     assert statistics.median(shares) < 0.15
+
+
+class Operations(TorchDispatchMode):
+    """Counts what a GPU would have to compute: operations that are no views."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += not function.is_view
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["mini-7b", "mini-70b"])
+def test_a_pass_has_few_operations(name):
+    """Of 8 rows after a text: at most 23 for each block of grouped or plain heads."""
+    model = load_model(WEIGHTS / name, quick=False)
+    counts = []
+    for layers in (1, 2):
+        cache = model.new_cache(0, layers)
+        with torch.inference_mode():
+            hidden = model.embed(torch.ones(1, 20, dtype=torch.long))
+            model.run_layers(hidden, 0, layers, cache=cache)
+            with Operations() as counted:
+                model.run_layers(hidden[:, :8], 0, layers, cache=cache)
+        counts.append(counted.count)
+    assert counts[1] - counts[0] <= 23
