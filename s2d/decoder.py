@@ -70,7 +70,7 @@ class Decoder:
             yield self.finish(tree, hidden, logits, began)
 
     def finish(self, tree: Tree, hidden: Tensor, logits: Tensor, began: float) -> Step:
-        """The second half of a step, which ``began`` at this time: after the target's pass."""
+        """After the pass, which several prompts may share (passes/batch.py), the rest of a step."""
         # 3. Verify: which path of the tree is accepted, and which token follows it?
         accepted, bonus = self.rule.verify(tree, logits)
         # 4. Emit: the tokens become a part of the context, up to the answer's end.

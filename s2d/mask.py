@@ -54,15 +54,17 @@ def inputs(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -
     If node b has been read as well, the rows of a and b are missing.
     """
     root = len(context) - 1  # the entry of nodes[0]
-    unread = nodes[max(0, read - root) :]
-    tokens = [*context[read:root], *(node.token for node in unread)]
-    positions = [*range(read, root), *(root + node.depth for node in unread)]
+    new_nodes = nodes[max(0, read - root) :]
+    tokens = [*context[read:root], *(node.token for node in new_nodes)]
+    positions = [*range(read, root), *(root + node.depth for node in new_nodes)]
     mask = None
     if nodes[-1].depth < len(nodes) - 1:  # no chain: some nodes are not on the last one's path
         T = len(tokens)
-        first = T - len(unread)  # the row of unread[0]
+        first = T - len(new_nodes)  # the row of new_nodes[0]
         column = {node: root + number for number, node in enumerate(nodes)}
-        pairs = [(first + i, column[each]) for i, node in enumerate(unread) for each in node.path]
+        pairs = [
+            (first + i, column[each]) for i, node in enumerate(new_nodes) for each in node.path
+        ]
         rows, columns = torch.tensor(pairs).T
         blocked = torch.ones((T, read + T), dtype=torch.bool).triu(read + 1)  # what comes later
         blocked[first:, root:] = True  # of the nodes, a node sees only those on its path

@@ -34,7 +34,7 @@ THRESHOLD = 0.5
 class Options:
     """All settings of an answer, as they were decided."""
 
-    method: str = "ar"  # one of METHODS, by which it is reported: the next four say what it means
+    method: str = "ar"  # one of METHODS, for reports: exits, shape and stop say what it means
     # Layers after which the draft may predict, in ascending order. A function (target, draft) ->
     # ``draft.Exit`` may stand among them, such as a class; exit 0 is one (ngram/table.py).
     exits: tuple[int | Callable[..., Any], ...] = ()
@@ -139,6 +139,7 @@ def fill_in(
     if exits is None:
         exits = own["exits"] if which == "all" else own["exits"][-1:]
     expect(len(exits) > 0, "exits: expected at least one", exits)
+    exits = tuple(each if callable(each) else index(each) for each in exits)  # NumPy's, too
     if thresholds is None:
         known = dict(zip(own["exits"][:-1], own["thresholds"]))  # the last one's is not read
         thresholds = [getattr(each, "threshold", known.get(each, THRESHOLD)) for each in exits]
@@ -155,7 +156,7 @@ def fill_in(
     shape = tree if hasattr(tree, "frontier") else FixedShape(tuple(tree))
     if stop is None:
         stop = own["stop"] if is_chain(shape) else own["tree_stop"]
-    return Options(method, tuple(exits), tuple(thresholds[: len(exits) - 1]), shape, stop, **others)
+    return Options(method, exits, tuple(thresholds[: len(exits) - 1]), shape, stop, **others)
 
 
 def is_chain(shape: Shape) -> bool:

@@ -32,7 +32,7 @@ class Prediction(NamedTuple):
 
     logits: Tensor  # (R, V)
     # How sure the exit is: a tensor of one number, or a number; usually the largest probability at
-    # temperature 1. At 0 the exit knows nothing.
+    # temperature 1. A confidence of 0 says that the exit knows nothing: drafting ends there.
     confidence: Tensor | float
     hidden: Tensor | None = None  # (R, hidden): before the norm and the LM head, if there are any
 

@@ -15,10 +15,8 @@ from ..checkpoint.notices import CONTROLS, tell
 from ..checkpoint.tokenizer import TextStream
 from ..generation import decide, make_decoder
 from ..model import Llama
-from ..ngram.table import TableExit
 from ..options import Options
 from ..pair.loading import Pair
-from ..passes.bitwise import BitwiseDecoder
 from ..sampling import Draws
 from ..stats import Generation, Step
 from ..tree import FixedShape, GrowingShape
@@ -71,7 +69,7 @@ def report(generation: Generation, pair: Pair) -> str:
             exits.append(f"exit {exit_layer}: {words}")
         lines.append(f"exits          {'; '.join(exits)}")
     words = "lossless" if generation.exact else "not lossless (its rule is not)"
-    if generation.exact and options.decoder is BitwiseDecoder:
+    if generation.exact and is_bitwise(options):
         words += ", bit for bit, as --method ar --bitwise"
     elif generation.exact and pair.target.dtype != torch.float64:
         words += f", up to rounding in {name_of(pair.target)}"
@@ -93,7 +91,7 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
     count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
     options = replace(answer.options, max_new_tokens=count)
     same = "max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop_at"
-    if options.decoder is BitwiseDecoder:
+    if is_bitwise(options):
         same += ("decoder",)
     target_alone = decide(None, method="ar", **{name: getattr(options, name) for name in same})
     alone = []
@@ -138,6 +136,15 @@ def speed_of(generation: Generation) -> float:
     return len(generation.tokens) / generation.stats.seconds
 
 
+def is_bitwise(options: Options) -> bool:
+    """Whether all passes of the target have one form."""
+    if options.decoder is None:
+        return False
+    from ..passes.bitwise import BitwiseDecoder
+
+    return options.decoder is BitwiseDecoder
+
+
 def name_of(model: Llama) -> str:
     """The name of a model's dtype."""
     return str(model.dtype).removeprefix("torch.")
@@ -154,8 +161,11 @@ def plain(value: Any) -> Any:
     """A shape by its numbers, exit 0 by its own, and another part by its name or its class."""
     if isinstance(value, FixedShape | GrowingShape):
         return asdict(value)
-    if isinstance(value, type) and issubclass(value, TableExit):
-        return value.exit_layer
+    if isinstance(value, type):
+        from ..ngram.table import TableExit
+
+        if issubclass(value, TableExit):
+            return value.exit_layer
     return getattr(value, "__name__", type(value).__name__)
 
 

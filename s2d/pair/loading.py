@@ -15,7 +15,6 @@ from ..checkpoint.tokenizer import Tokenizer
 from ..generation import decide
 from ..model import Llama
 from ..options import Options, expect
-from ..passes.bitwise import BitwiseDecoder, check_chain
 from ..passes.tensor_parallel import load_part
 from .names import FoundDraft, find_draft, find_target, refuse_other_size
 
@@ -70,6 +69,8 @@ def choose_pair(
     if bitwise and (init == "target" or is_initialized()):
         raise ValueError("bitwise: expected without roots from the target, and in one process")
     if bitwise:
+        from ..passes.bitwise import BitwiseDecoder, check_chain
+
         options["decoder"] = BitwiseDecoder
         if not {"method", "tree"} & options.keys():
             options["method"] = "s2d"  # the default of exit 0 alone would be a tree
