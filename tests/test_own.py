@@ -327,7 +327,7 @@ BROKEN = [
     ("each exit has a number of its own", dict(exits=[OneLayer, OneLayer], thresholds=[0.6])),
     ("not 'x'", dict(method="x")),
     ("temperature: expected 0, or a number", dict(temperature="1")),
-    ("exit 5: the draft has 4 layers", dict(exits=[5])),
+    (r"exits .5.: the draft has 4 layers", dict(exits=[5])),
     ("exits: expected increasing numbers", dict(exits=[2, 1])),
     ("3 exits, but 1 thresholds", dict(exits=[1, 2, 3], thresholds=[0.5])),
     ("thresholds: expected numbers from 0", dict(exits=[1, 2], thresholds=[math.nan])),
