@@ -33,8 +33,11 @@ def read_questions(path: Path, limit: int) -> list[Question]:
     """A file in Spec-Bench's form; at most ``limit`` questions of each of the six groups."""
     taken: Counter[str] = Counter()
     questions = []
+    number = 0
     try:
-        for line in filter(str.strip, read_text(path).split("\n")):
+        for number, line in enumerate(read_text(path).split("\n"), start=1):
+            if not line.strip():
+                continue
             read = json.loads(line)
             question = {key: read[key] for key in ("question_id", "category", "turns")}
             category, turns = question["category"], question["turns"]
@@ -45,7 +48,8 @@ def read_questions(path: Path, limit: int) -> list[Question]:
             if taken[group] <= limit:
                 questions.append(question | {"group": group})
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{path} is not in Spec-Bench's question format ({error!r})") from None
+        words = f"is not in Spec-Bench's question format in line {number} ({error!r})"
+        raise ValueError(f"{path} {words}") from None
     if not questions:
         raise ValueError(f"{path} has no questions")
     return questions
