@@ -51,11 +51,9 @@ def generate(
     """Yield the tokens of each step. Together they are the target's own text after ``context``."""
     eos = set(target.config.eos_token_ids)
     limit = len(context) + max_new_tokens
-    cache = target.new_cache()
-    asked: list[Exit] = []
+    cache, asked, tokens = target.new_cache(), [], []
     for layer in exits:
         asked.append(Exit(draft, asked[-1] if asked else None, layer))
-    tokens: list[int] = []
     while len(context) < limit and eos.isdisjoint(tokens):
         # 1. Draft a chain: each token comes from the first exit that is confident enough.
         chain, prob = [], 1.0

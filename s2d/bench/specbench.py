@@ -35,7 +35,8 @@ def read_questions(path: Path, limit: int) -> list[Question]:
     questions = []
     number = 0
     try:
-        for number, line in enumerate(read_text(path).split("\n"), start=1):
+        for line in read_text(path).split("\n"):
+            number += 1
             if not line.strip():
                 continue
             read = json.loads(line)
