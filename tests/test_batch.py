@@ -7,7 +7,6 @@ import pytest
 from helpers import drawn_options, nearly_equal, raises_line, random_tokens
 
 from s2d import generate, generate_many
-from s2d.decoder import Decoder
 from s2d.generation import decide
 from s2d.model import Llama
 from s2d.passes.batch import decode_many
@@ -18,20 +17,14 @@ def models():
     return nearly_equal(1)
 
 
-def some_options(rng):
-    """Any that go together."""
-    options = rng.choice((drawn_options(rng), drawn_options(rng), dict(method="ar")))
-    options |= dict(seed=rng.randrange(99), max_new_tokens=rng.choice((1, 7, 20)))
-    options |= dict(temperature=rng.choice((0.0, 0.7, 1.5)), top_p=rng.choice((0.8, 1.0)))
-    options["rule"] = rng.choice(("noise", "rejection"))
-    return options
-
-
 def test_each_text_is_the_one_alone(models):
     """And so is how it came about: random methods, options, prompts and numbers of them."""
-    rng, seen = random.Random(0), set()
+    rng, seen, (target, draft) = random.Random(0), set(), models
     for _ in range(25):
-        options, (target, draft) = some_options(rng), models
+        options = rng.choice((drawn_options(rng), drawn_options(rng), dict(method="ar")))
+        options |= dict(seed=rng.randrange(99), max_new_tokens=rng.choice((1, 7, 20)))
+        options |= dict(temperature=rng.choice((0.0, 0.7, 1.5)), top_p=rng.choice((0.8, 1.0)))
+        options["rule"] = rng.choice(("noise", "rejection"))
         longest = rng.choice((5, 40, 126))  # the target's context is 128
         lengths = [rng.randint(1, longest) for _ in range(rng.randint(1, 5))]
         prompts = [random_tokens(rng.randrange(99), length) for length in lengths]
@@ -98,6 +91,3 @@ def test_a_prompt_that_cannot_be_run_is_named_and_the_others_run(models):
     answers = generate_many(target, prompts, **options)
     assert next(answers).tokens == found[0].tokens
     raises_line(next, ValueError, "prompt 1: the prompt has 128 tokens", answers)
-    own = type("Own", (Decoder,), {"run_target": None})
-    answers = generate_many(target, prompts, decoder=own, **options)
-    raises_line(next, ValueError, "prompt 0: a decoder that makes its own pass", answers)
