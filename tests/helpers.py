@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from s2d.mcsd.decision import with_decision
 from s2d.mcsd.roots import RootsDecoder
@@ -62,6 +63,20 @@ class ByLastToken:
     def estimate(self, prediction, proposal):
         answers = prediction.logits.sum(dim=-1, keepdim=True) % 1.0  # (R, 1)
         return answers.expand_as(proposal.estimates)
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that are no views, and remembers the size of the largest result."""
+
+    count = largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.count += not function.is_view
+        returned = result if isinstance(result, tuple | list) else [result]
+        sizes = [each.numel() for each in returned if isinstance(each, torch.Tensor)]
+        self.largest = max(self.largest, *sizes, 0)
+        return result
 
 
 def random_tokens(seed, count, vocab=61):

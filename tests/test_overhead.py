@@ -5,8 +5,7 @@ import time
 
 import pytest
 import torch
-from helpers import WEIGHTS
-from torch.utils._python_dispatch import TorchDispatchMode
+from helpers import WEIGHTS, Operations
 
 from s2d import Tokenizer, generate, load_model
 from s2d.ngram.datastore import Datastore, reading
@@ -34,18 +33,6 @@ def test_all_but_the_forwards_takes_less_than_15_percent_of_a_step():
         assert set(stats.accept_lengths[:-1]) == {5}  # all that is drafted, and the bonus token
         shares.append(1.0 - sum(forwards) / stats.seconds)
     assert statistics.median(shares) < 0.15
-
-
-class Operations(TorchDispatchMode):
-    """Counts what a GPU would have to compute: operations that are no views."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += not function.is_view
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", ["mini-7b", "mini-70b"])

@@ -5,8 +5,7 @@ import random
 import pytest
 import torch
 from definition import logits_after
-from helpers import random_llama, random_tokens
-from torch.utils._python_dispatch import TorchDispatchMode
+from helpers import Operations, random_llama, random_tokens
 
 from s2d import generate
 from s2d.draft import SortedDraft
@@ -55,19 +54,6 @@ def test_every_part_of_context_and_tree_against_cache_free_passes(seed):
         assert (found - logits_after(model, text)).abs().max() < 1e-10
 
 
-class LargestTensor(TorchDispatchMode):
-    """Remembers the largest number of elements of a tensor that an operation returned."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        result = function(*arguments, **(options or {}))
-        returned = result if isinstance(result, tuple | list) else [result]
-        sizes = [each.numel() for each in returned if isinstance(each, torch.Tensor)]
-        self.largest = max(self.largest, *sizes, 0)
-        return result
-
-
 class Seldom(SortedDraft):
     """Its last exit is asked in the first step, and again when the context is nearly full."""
 
@@ -84,7 +70,7 @@ def test_no_tensor_grows_with_the_square_of_the_context(monkeypatch):
     for length in (64, 256):
         sizes = dict(max_position_embeddings=length, num_hidden_layers=2, eos_token_ids=())
         model = random_llama(0, **sizes)
-        with LargestTensor() as seen:
+        with Operations() as seen:
             found = generate(model, random_tokens(0, 3 * length // 4), model, **options)
         assert found.stats.exit_counts.keys() == {1, 2}
         largest[length] = seen.largest
