@@ -10,14 +10,11 @@ there is one root, the token that the target takes, and the text stays the targe
 """
 
 import copy
-from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from ..decoder import Decoder
-from ..draft import SortedDraft
-from ..model import Llama
-from ..options import Options
 from ..rules import Prediction, Rule
 from ..stats import Step
 from ..tree import TARGET, Node, Tree
@@ -29,23 +26,18 @@ class RootsDecoder(Decoder):
     There it may lose against another root. The first step has no roots, and emits nothing.
     """
 
-    def __init__(
-        self,
-        target: Llama,
-        drafter: SortedDraft,
-        rule: Rule,
-        context: Sequence[int],
-        options: Options,
-    ) -> None:
-        if not isinstance(options.rule, str):
+    def __init__(self, **parts: Any) -> None:
+        """``parts`` as of a Decoder; ValueError for a rule of one's own."""
+        super().__init__(**parts)
+        if not isinstance(self.options.rule, str):
             raise ValueError("target-initialised roots go with rule='noise' or 'rejection'")
-        super().__init__(target, drafter, rule, context, options)
-        self.root_rule = rule
+        self.root_rule = self.rule
         self.roots: list[int] = []  # of the next tree; the first one is the target's choice
         self.count = 1
-        if options.rule == "rejection" and options.exits:
-            self.count = options.shape.width(Tree(context, options.shape).root)
-            self.rule = LongestPath(rule, self.count)
+        if self.options.rule == "rejection" and self.options.exits:
+            shape = self.options.shape
+            self.count = shape.width(Tree(self.context, shape).root)
+            self.rule = LongestPath(self.root_rule, self.count)
 
     def draft(self) -> Tree:
         """As a Decoder's, below a first level of the roots."""

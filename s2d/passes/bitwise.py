@@ -19,38 +19,36 @@ Engines reach this by kernels that do not depend on the batch (Thinking Machines
 Nondeterminism in LLM Inference", 2025; LayerCast, arXiv 2506.09501).
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..decoder import Decoder
-from ..draft import SortedDraft
-from ..mask import Inputs
-from ..model import KVCache, Llama
+from ..mask import inputs
+from ..model import KVCache
 from ..options import Options, is_chain
-from ..rules import Rule
-from ..tree import Tree
+from ..tree import TARGET, Node, Tree
 
 ROWS = 16
 
 
 class PaddedCache(KVCache):
-    """A cache of ``capacity`` entries. When the prompt is read, all of them are attended to."""
+    """A cache that goes on from that of the prompt. All of its ``capacity`` is attended to."""
 
-    def __init__(self, model: Llama, capacity: int) -> None:
-        layers, _, heads, _, head_dim = model.new_cache().keys.shape
-        super().__init__(layers, heads, head_dim, device=model.device, dtype=model.dtype)
+    def __init__(self, prompt: KVCache, capacity: int) -> None:
+        layers, _, heads, _, head_dim = prompt.keys.shape
+        self.length = prompt.length
         # Zeros, as what is masked is multiplied by 0, and must be finite.
-        self.keys = self.keys.new_zeros((layers, 1, heads, capacity, head_dim))
+        self.keys = prompt.keys.new_zeros((layers, 1, heads, capacity, head_dim))
         self.values = torch.zeros_like(self.keys)
-        self.prompt_is_read = False
+        self.keys[..., : self.length, :] = prompt.keys[..., : self.length, :]
+        self.values[..., : self.length, :] = prompt.values[..., : self.length, :]
 
     def extend(self, T: int) -> None:
         super().extend(T)
-        if self.prompt_is_read:
-            self.all_keys = self.keys.unbind()
-            self.all_values = self.values.unbind()
+        self.all_keys = self.keys.unbind()
+        self.all_values = self.values.unbind()
 
 
 def padded(count: int) -> int:
@@ -67,39 +65,27 @@ def check_chain(options: Options) -> None:
 class BitwiseDecoder(Decoder):
     """A Decoder whose passes have one size: ``generate(..., decoder=BitwiseDecoder)``."""
 
-    def __init__(
-        self,
-        target: Llama,
-        drafter: SortedDraft,
-        rule: Rule,
-        context: Sequence[int],
-        options: Options,
-    ) -> None:
-        check_chain(options)
-        super().__init__(target, drafter, rule, context, options)
+    def __init__(self, **parts: Any) -> None:
+        """``parts`` as of a Decoder; ValueError for what ``check_chain`` refuses."""
+        super().__init__(**parts)
+        check_chain(self.options)
         self.capacity = padded(self.limit + ROWS)
-        self.cache = PaddedCache(target, self.capacity)
 
     def run_target(self, tree: Tree) -> tuple[Tensor, Tensor]:
-        device = self.target.device
+        like = self.target.model.norm.weight
         before = self.context[:-1]
-        S = len(before)
         states = []
-        if 0 < S and not self.cache.prompt_is_read:
-            prompt = torch.tensor([before], device=device)
-            positions = torch.arange(S, dtype=torch.float32, device=device)
-            states.append(self.read(Inputs(prompt, positions, mask=None)))
-        self.cache.prompt_is_read = True
-        tokens = [node.token for node in tree.nodes]
-        nothing = [tokens[-1]] * (ROWS - len(tokens))
-        mask = torch.full((ROWS, self.capacity), -torch.inf, dtype=self.target.dtype)
-        inputs = Inputs(
-            tokens=torch.tensor([tokens + nothing], device=device),
-            positions=torch.arange(S, S + ROWS, dtype=torch.float32, device=device),
-            mask=mask.triu(S + 1).to(device),
-        )
-        hidden = self.read(inputs)  # (ROWS, hidden)
-        logits = self.target.logits(hidden)
-        self.cache.length = S + len(tokens)
-        hidden = torch.cat((*states, hidden[: len(tokens)]))
-        return hidden, logits[: len(tokens)]
+        if not isinstance(self.cache, PaddedCache):  # this is the first step
+            if before:
+                states.append(self.read(inputs(before, [Node(before[-1])], 0, like)))
+            self.cache = PaddedCache(self.cache, self.capacity)
+        nodes = list(tree.nodes)
+        while len(nodes) < ROWS:  # these stand for nothing
+            nodes.append(nodes[-1].child(nodes[-1].token, 1.0, TARGET))
+        # The causal mask, but over all of the cache.
+        mask = like.new_full((ROWS, self.capacity), -torch.inf).triu(len(self.context))
+        hidden = self.read(inputs(self.context, nodes, len(before), like)._replace(mask=mask))
+        logits = self.target.logits(hidden)  # (ROWS, V)
+        count = len(tree.nodes)
+        self.cache.length = len(before) + count
+        return torch.cat((*states, hidden[:count])), logits[:count]
