@@ -48,7 +48,9 @@ class Stats:
     accept_lengths: list[int] = field(default_factory=list)  # tokens emitted in each step
     seconds: float = 0.0
     draft_levels: int = 0  # that were drafted, also those of which no node was sent
-    exit_counts: Counter[int] = field(default_factory=Counter)  # exit -> its tokens that were sent
+    sent: Counter[int] = field(
+        default_factory=Counter
+    )  # exit, or TARGET -> its nodes that were sent
     # {(depth, exit): how many trees have a level at this depth by this exit}, and of how many of
     # them a node was accepted. All nodes of a level are drafted by one exit.
     levels: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -59,7 +61,7 @@ class Stats:
         self.accept_lengths.append(len(step.tokens))
         self.seconds += step.seconds
         self.draft_levels += step.tree.depth
-        self.exit_counts.update(node.exit_layer for node in nodes)
+        self.sent.update(node.exit_layer for node in nodes)
         self.levels.update({(node.depth, node.exit_layer) for node in nodes})
         self.accepted.update((node.depth, node.exit_layer) for node in step.accepted)
 
@@ -70,7 +72,12 @@ class Stats:
     @property
     def draft_tokens(self) -> int:
         """Drafted nodes that were sent."""
-        return self.exit_counts.total()
+        return self.sent.total()
+
+    @property
+    def exit_counts(self) -> Counter[int]:
+        """Exit -> its tokens that were sent."""
+        return Counter({each: self.sent[each] for each in self.exits if each in self.sent})
 
     @property
     def accepted_tokens(self) -> int:
@@ -107,7 +114,7 @@ class Stats:
         for place, exit_layer in enumerate(self.exits):
             per_exit[exit_layer] = {
                 "num_asked": sum(drafted_by[deeper] for deeper in self.exits[place:]),
-                "num_draft_tokens": self.exit_counts[exit_layer],
+                "num_draft_tokens": self.sent[exit_layer],
                 "num_accepted_draft_tokens": right_by[exit_layer],
             }
         depths = sorted(drafts)

@@ -98,7 +98,7 @@ def stats_of(records: Iterable[Record]) -> Stats:
     total = Stats(exits=[])
     for stats in (generation.stats for generation in made):
         total.exits = stats.exits
-        for name in ("accept_lengths", "draft_levels", "exit_counts", "levels", "accepted"):
+        for name in ("accept_lengths", "draft_levels", "sent", "levels", "accepted"):
             setattr(total, name, getattr(total, name) + getattr(stats, name))
     return total
 
