@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.files import staged
-from ..cli.terminal import describe
+from ..cli.terminal import describe, draws_anew
 from ..options import Options
 from .figures import Column, Difference, Record, by_method, make_column, stats_of
 
@@ -51,10 +51,9 @@ class Comparison:
         alone = {each.decoder: name for name, each in self.options.items() if each.method == "ar"}
         found = {}
         for method, options in self.options.items():
-            draws_anew = options.rule != "noise" and options.temperature > 0
             is_exact = rows[method][0].turns[0].generation.exact
             other = alone.get(options.decoder, expected) if expected == "ar" else expected
-            if method != other and is_exact and not draws_anew:
+            if method != other and is_exact and not draws_anew(options):
                 pairs = [one.first_difference(own) for one, own in zip(rows[other], rows[method])]
                 found[method] = [each for each in pairs if each is not None]
         return found

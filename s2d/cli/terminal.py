@@ -104,13 +104,18 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
     turns = f"median of {TURNS} runs of up to {count} tokens"
     line = f"speed          {ratio:.2f} times as fast as the target alone ({turns})"
     for place, tokens in enumerate(zip(plain.tokens, answer.tokens)):
-        if tokens[0] != tokens[1] and answer.exact and options.rule == "noise":
+        if tokens[0] != tokens[1] and answer.exact and not draws_anew(options):
             before = prompt + plain.tokens[:place]
             gap = gap_in_steps(pair.target, options, options.seed, before, tokens)
             cause = "by rounding" if gap <= ROUNDING else "which is a fault"
             words = f"the target alone has another token {place + 1}, {gap:.1f} steps apart"
             return f"{line}\ntext           {words} in {name_of(pair.target)}: {cause}"
     return line
+
+
+def draws_anew(options: Options) -> bool:
+    """Whether the text is another draw than that of the target alone, as by rejection sampling."""
+    return options.rule != "noise" and options.temperature > 0
 
 
 def gap_in_steps(
