@@ -23,7 +23,9 @@ from s2d.model import Llama, LlamaConfig  # noqa: E402
 
 SHAPES = {  # vocabulary, hidden size, MLP width, layers, heads, KV heads, head size
     "7b": (32000, 4096, 11008, 32, 32, 32, 128),  # Vicuna 7B, Llama 2 7B
-    "tiny": (1000, 256, 688, 16, 4, 4, 64),
+    "8b": (128256, 4096, 14336, 32, 32, 8, 128),  # Llama 3 8B: grouped heads
+    "tiny-7b": (1000, 64, 172, 16, 4, 4, 16),
+    "tiny-8b": (1000, 64, 172, 16, 4, 2, 16),
 }
 # How much a layer adds to the residual stream, by its number: up to 6, up to 9, up to 12, above.
 WEIGHT_OF = {6: 1.0, 9: 0.2, 12: 0.12, 10**9: 0.05}
