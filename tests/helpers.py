@@ -66,13 +66,17 @@ class ByLastToken:
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations that are no views, and remembers the size of the largest result."""
+    """Counts what a GPU computes, a kernel each; remembers the size of the largest result."""
 
     count = largest = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        self.count += not function.is_view
+        if not function.is_view:
+            self.count += 1
+        elif isinstance(result, torch.Tensor):  # a reshape may be a copy
+            before, after = args[0].untyped_storage(), result.untyped_storage()
+            self.count += before.data_ptr() != after.data_ptr()
         returned = result if isinstance(result, tuple | list) else [result]
         sizes = [each.numel() for each in returned if isinstance(each, torch.Tensor)]
         self.largest = max(self.largest, *sizes, 0)

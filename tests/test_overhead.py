@@ -35,9 +35,9 @@ def test_all_but_the_forwards_takes_less_than_15_percent_of_a_step():
     assert statistics.median(shares) < 0.15
 
 
-@pytest.mark.parametrize("name", ["mini-7b", "mini-70b"])
-def test_a_pass_has_few_operations(name):
-    """Of 8 rows after a text: at most 23 for each block of grouped or plain heads."""
+@pytest.mark.parametrize("name, most", [("mini-7b", 20), ("mini-70b", 22)])
+def test_a_pass_has_few_operations(name, most):
+    """A block's for 8 rows after a text. Where heads are grouped, two more copy them."""
     model = load_model(WEIGHTS / name, quick=False)
     counts = []
     for layers in (1, 2):
@@ -48,4 +48,4 @@ def test_a_pass_has_few_operations(name):
             with Operations() as counted:
                 model.run_layers(hidden[:, :8], 0, layers, cache=cache)
         counts.append(counted.count)
-    assert counts[1] - counts[0] <= 23
+    assert counts[1] - counts[0] <= most
