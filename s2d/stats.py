@@ -48,9 +48,8 @@ class Stats:
     accept_lengths: list[int] = field(default_factory=list)  # tokens emitted in each step
     seconds: float = 0.0
     draft_levels: int = 0  # that were drafted, also those of which no node was sent
-    sent: Counter[int] = field(
-        default_factory=Counter
-    )  # exit, or TARGET -> its nodes that were sent
+    # {exit, or TARGET: its nodes that were sent}
+    sent: Counter[int] = field(default_factory=Counter)
     # {(depth, exit): how many trees have a level at this depth by this exit}, and of how many of
     # them a node was accepted. All nodes of a level are drafted by one exit.
     levels: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -75,11 +74,6 @@ class Stats:
         return self.sent.total()
 
     @property
-    def exit_counts(self) -> Counter[int]:
-        """Exit -> its tokens that were sent."""
-        return Counter({each: self.sent[each] for each in self.exits if each in self.sent})
-
-    @property
     def accepted_tokens(self) -> int:
         """Drafted tokens that were emitted, so without bonus tokens."""
         return self.accepted.total()
@@ -100,16 +94,8 @@ class Stats:
         as asked once for each level that it or a deeper one drafts. Levels of which no node was
         sent do not count. The names are those of vLLM, or like them.
         """
-        drafts: Counter[int] = Counter()  # by depth
-        accepted: Counter[int] = Counter()
-        drafted_by: Counter[int] = Counter()  # by exit
-        right_by: Counter[int] = Counter()
-        for (depth, exit_layer), count in self.levels.items():
-            drafts[depth] += count
-            drafted_by[exit_layer] += count
-        for (depth, exit_layer), count in self.accepted.items():
-            accepted[depth] += count
-            right_by[exit_layer] += count
+        drafts, accepted = sum_by(0, self.levels), sum_by(0, self.accepted)  # by depth
+        drafted_by, right_by = sum_by(1, self.levels), sum_by(1, self.accepted)  # by exit
         per_exit = {}
         for place, exit_layer in enumerate(self.exits):
             per_exit[exit_layer] = {
@@ -124,6 +110,14 @@ class Stats:
             "rates_per_pos": [accepted[depth] / drafts[depth] for depth in depths],
             "per_exit": per_exit,
         }
+
+
+def sum_by(place: int, counts: Counter[tuple[int, int]]) -> Counter[int]:
+    """The sums of ``counts`` of which the keys have the same number at ``place``."""
+    found: Counter[int] = Counter()
+    for key, count in counts.items():
+        found[key[place]] += count
+    return found
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def test_rejection_sampling_leaves_p(options, size, draft_size):
 
     def answer(_):
         found = generate(target, PROMPT, draft, **used)
-        drafted.update(found.stats.exit_counts)
+        drafted.update(found.stats.sent)
         return found.tokens
 
     found = law(answer)

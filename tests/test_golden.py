@@ -22,4 +22,4 @@ def test_steps_and_exits_are_the_recorded_ones(target, mini, tokenizer):
         draft = None if options.get("exits") == [0] else mini("mini-draft")
         stats = generate(mini(target), prompt, draft, **options).stats
         assert stats.accept_lengths == record["accept_lengths"], record
-        assert sorted(stats.exit_counts.items()) == [tuple(pair) for pair in record["exit_counts"]]
+        assert sorted(stats.sent.items()) == [tuple(pair) for pair in record["exit_counts"]]

@@ -199,7 +199,7 @@ def test_an_exit_goes_on_from_an_own_one(pair, own):
         rows.clear()
         options = dict(exits=exits, thresholds=[threshold], max_new_tokens=20)
         stats = generate(target, [3, 1], draft, **options).stats
-        return stats.accept_lengths, stats.exit_counts, stats.acceptance()["per_exit"], [*rows]
+        return stats.accept_lengths, stats.sent, stats.acceptance()["per_exit"], [*rows]
 
     assert found(own, 3, threshold=0.6) == found(1, 3, threshold=1.0)
     counts = found(own, 3, threshold=0.4)

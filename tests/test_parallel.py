@@ -46,7 +46,7 @@ def decode(target, folder):
 
 def what_was_said(result):
     stats = result.stats
-    counts = (stats.accept_lengths, dict(stats.exit_counts), stats.draft_levels)
+    counts = (stats.accept_lengths, dict(stats.sent), stats.draft_levels)
     return (result.tokens, result.ended, result.exact, *counts)
 
 

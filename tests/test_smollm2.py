@@ -18,4 +18,4 @@ def test_greedy_tokens_equal_transformers():
     prompt = Tokenizer(FOLDER).encode_chat(["Why is the sky blue?"])
     found = generate(target, prompt, target, method="s2d-tree", max_new_tokens=6)
     assert found.tokens == greedy_tokens(FOLDER, prompt, count=6)
-    assert found.exact and len(found.stats.exit_counts) > 1
+    assert found.exact and len(found.stats.sent) > 1
