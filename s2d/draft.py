@@ -50,6 +50,9 @@ class LayerExit:
     """
 
     def __init__(self, model: Llama, previous: "LayerExit | None", exit_layer: int) -> None:
+        if previous is not None and previous.model is not model:
+            words = "expected the exits with layers of another model after those of the draft"
+            raise ValueError(f"exits: {words}")
         self.model = model
         self.previous = previous
         self.exit_layer = exit_layer
@@ -108,7 +111,7 @@ class SortedDraft:
         self.thresholds = options.thresholds
         self.stop = options.stop
         self.eos = eos
-        self.max_positions = min((each.max_positions for each in exits), default=math.inf)
+        self.max_positions = max((each.max_positions for each in exits), default=math.inf)
 
     def grow(self, tree: Tree, depth: int, rule: Rule) -> None:
         """Add levels to ``tree`` down to ``depth``, and leave out what its shape does not send."""
@@ -125,15 +128,19 @@ class SortedDraft:
     def choose_exit(self, tree: Tree, nodes: list[Node], rule: Rule) -> tuple[list[Node], float]:
         """Children of ``nodes`` by the first exit that is confident enough, or by the last one.
 
+        An exit that cannot read so long a text is passed over.
+
         Only the confidence says which exit. Tokens are drawn at each exit that is asked, but nobody
         looks at them before the exit is chosen: that would change their law (``rules.Rejection``).
         """
-        *earlier, last = self.exits
-        for exit_, threshold in zip(earlier, self.thresholds):
-            children, confidence = self.ask(exit_, tree, nodes, rule)
-            if confidence > threshold:
-                return children, confidence  # the layers after this exit are not run
-        return self.ask(last, tree, nodes, rule)
+        length = len(tree.context) + tree.depth
+        children, confidence = [], 0.0
+        for exit_, threshold in zip(self.exits, (*self.thresholds, math.inf)):
+            if length <= exit_.max_positions:
+                children, confidence = self.ask(exit_, tree, nodes, rule)
+                if confidence > threshold:
+                    break  # the layers after this exit are not run
+        return children, confidence
 
     def ask(
         self, exit_: Exit, tree: Tree, nodes: list[Node], rule: Rule
@@ -150,7 +157,7 @@ class SortedDraft:
         for row, (node, width) in enumerate(zip(nodes, widths)):
             for token, estimate in list(zip(numbers[0][row], numbers[1][row]))[:width]:
                 if math.isnan(estimate):
-                    raise ValueError(NOT_FINITE)
+                    raise ValueError(f"exit {exit_.exit_layer} of the draft: {NOT_FINITE}")
                 if estimate > 0:
                     drawn_from = None if q is None else q[row]
                     children.append(node.child(int(token), estimate, exit_.exit_layer, drawn_from))

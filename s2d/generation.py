@@ -1,6 +1,7 @@
 """``generate`` and ``start``: from options to a Decoder."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import index
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from .decoder import Decoder
 from .draft import Exit, LayerExit, SortedDraft
 from .model import Llama
-from .options import Options, expect, fill_in, short
+from .options import Options, expect, fill_in, make_shape, short
 from .rules import Greedy, Rejection, Rule, SharedNoise
 from .sampling import Distribution, Draws
 from .stats import Generation
@@ -74,7 +75,8 @@ def with_exit_0(exits: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, options: Options) -> Decoder:
-    """The Decoder of one answer: its exits and its rule are made for it alone."""
+    """The Decoder of one answer: its exits, its rule and its shape are made for it alone."""
+    options = replace(options, shape=make_shape(options.shape))
     context = as_ids(tokens, target.config.vocab_size)
     most = target.config.max_position_embeddings - 1
     if not 0 < len(context) <= most:

@@ -39,7 +39,7 @@ class Options:
     # ``draft.Exit`` may stand among them, such as a class; exit 0 is one (ngram/table.py).
     exits: tuple[int | Callable[..., Any], ...] = ()
     thresholds: tuple[float, ...] = ()  # a confidence above it is enough; the last exit has none
-    shape: Shape = FixedShape(())  # of the trees; a chain is a tree, too
+    shape: Shape | Callable[[], Shape] = FixedShape(())  # of the trees; a chain is a tree, too
     stop: float = 0.0  # a path is not continued if its estimated probability is lower
     max_new_tokens: int = 128  # the answer ends after so many tokens, if not before
     temperature: float = 0.0  # 0 is greedy
@@ -79,7 +79,7 @@ def is_small(shape: Shape) -> bool:
     if isinstance(shape, FixedShape):
         widths = [index(width) for width in shape.widths]
         return min(widths, default=1) >= 1 and sum(accumulate(widths, mul)) <= MAX_NODES
-    return shape.depth >= 0
+    return callable(shape) or shape.depth >= 0
 
 
 # What a setting has to be: in words, and as a test.
@@ -113,7 +113,7 @@ def fill_in(
     exits: Sequence[int | Callable[..., Any]] | None = None,
     thresholds: Sequence[float] | None = None,
     draft_length: int | None = None,
-    tree: Sequence[int] | Shape | None = None,
+    tree: Sequence[int] | Shape | Callable[[], Shape] | None = None,
     stop: float | None = None,
     **others: Any,
 ) -> Options:
@@ -124,7 +124,8 @@ def fill_in(
         exits, others: see ``Options``. An exit's default threshold is in ``own``, or its attribute.
         thresholds: one for each exit but the last, which always answers. One for it is not read.
         draft_length: the most tokens of a chain, which is drafted in the place of a tree.
-        tree: the children of each node, by level, such as (4, 2, 2, 1); or a ``Shape``.
+        tree: the children of each node, by level, such as (4, 2, 2, 1); or a ``Shape``; or a
+            function that makes the Shape of each answer, such as a class: for a shape that learns.
     """
     own = DEFAULTS | own
     for name, value in others.items():
@@ -153,10 +154,18 @@ def fill_in(
         tree = (1,) * length
     elif tree is None:
         tree = GrowingShape(*own["tree"]) if preset == "growing" else preset
-    shape = tree if hasattr(tree, "frontier") else FixedShape(tuple(tree))
+    shape = make_shape(tree)
     if stop is None:
         stop = own["stop"] if is_chain(shape) else own["tree_stop"]
+    shape = tree if callable(tree) else shape
     return Options(method, exits, tuple(thresholds[: len(exits) - 1]), shape, stop, **others)
+
+
+def make_shape(tree: Sequence[int] | Shape | Callable[[], Shape]) -> Shape:
+    """The shape of one answer."""
+    if hasattr(tree, "frontier") and not isinstance(tree, type):
+        return tree
+    return tree() if callable(tree) else FixedShape(tuple(tree))
 
 
 def is_chain(shape: Shape) -> bool:

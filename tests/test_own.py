@@ -163,6 +163,16 @@ class ByProbability:
         return nodes
 
 
+class Learning(ByProbability):
+    """A shape that looks at what it was asked before."""
+
+    asked = 0
+
+    def width(self, node):
+        self.asked += 1
+        return 1 + self.asked % 3
+
+
 def test_a_shape_that_looks_at_nodes(pair):
     """Under rejection sampling its children are drawn from q."""
     target, draft = pair
@@ -207,6 +217,27 @@ def test_an_exit_goes_on_from_an_own_one(pair, own):
     assert counts[1].keys() == {1} and [*counts[2]] == [1, 3]
 
 
+class ShortTexts(OneLayer):
+    """An exit that can read no prompt of two tokens."""
+
+    def __init__(self, target, draft):
+        super().__init__(target, draft)
+        self.max_positions = 1
+
+
+@pytest.mark.parametrize("exits", [[ShortTexts, 3], [3, ShortTexts]])
+def test_an_exit_that_reads_short_texts_only_ends_itself(pair, exits):
+    """As if it were not there. The last of the others always answers."""
+    options = dict(tokens=[3, 1], draft=pair[1], max_new_tokens=20)
+    found = generate(pair[0], exits=exits, thresholds=[0.9], **options)
+    assert found.stats.levels == generate(pair[0], exits=[3], **options).stats.levels != {}
+
+
+class OfTarget(LayerExit):
+    def __init__(self, target, draft):
+        super().__init__(target, None, 1)
+
+
 class DeepFirst(SortedDraft):
     """The first level by the last exit, as most depends on it, and the others by the first one."""
 
@@ -227,6 +258,7 @@ PARTS = [
     dict(rule=checked(Penalised), tree=checked(GrowingShape(3, 3, 6))),
     dict(rule=checked(SharedNoise), exits=[checked(OneLayer), 3], thresholds=[0.6]),
     dict(tree=checked(ByProbability()), exits=[0, 2]),
+    dict(tree=checked(Learning)),
     dict(drafter=DeepFirst, draft_length=3),
     dict(decoder=AsLast, exits=[2]),
 ]
@@ -319,7 +351,7 @@ BROKEN = [
     ("predict changes what", exit_(predict=lambda self, tree, nodes: tree.context.pop())),
     ("keep changes what", exit_(keep=lambda self, step: step.accepted.append(5))),
     ("an exit's confidence is", exit_(confidence=math.nan)),
-    ("not finite", exit_(torch.full((1, 61), math.nan))),
+    ("exit 1 of the draft: .* not finite", exit_(torch.full((1, 61), math.nan))),
     ("an exit's exit_layer is a number", exit_(exit_layer=-1)),
     ("an exit's max_positions is a number", exit_(max_positions=None)),
     ("a prompt is a list of ids", dict(tokens="Hi")),
@@ -337,6 +369,8 @@ BROKEN = [
     ("leaves out the token that", dict(decoder=RootsDecoder) | shape(sent=lambda nodes: nodes[:1])),
     ("shape: expected widths from 1, or a Shape", dict(tree=GrowingShape(1000, 2, 5))),
     ("tree: expected without draft_length", dict(tree=(2, 1), draft_length=3)),
+    ("options: .* missing 3", dict(tree=GrowingShape)),
+    ("layers of another model after", dict(draft=random_llama(2), exits=[OfTarget, 4])),
 ]
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from ..decoder import Decoder
 from ..mask import inputs
 from ..model import KVCache
-from ..options import Options, is_chain
+from ..options import Options, is_chain, make_shape
 from ..tree import TARGET, Node, Tree
 
 ROWS = 16
@@ -58,7 +58,8 @@ def padded(count: int) -> int:
 
 def check_chain(options: Options) -> None:
     """ValueError for trees, and for chains that are too long for a pass."""
-    if not is_chain(options.shape) or options.shape.depth >= ROWS:
+    shape = make_shape(options.shape)
+    if not is_chain(shape) or shape.depth >= ROWS:
         raise ValueError(f"bitwise: expected a chain of up to {ROWS - 1} tokens")
 
 

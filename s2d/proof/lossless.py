@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..draft import SortedDraft
 from ..generation import decide, make_rule
+from ..options import make_shape
 from ..rules import Prediction, Proposal, Rejection, Rule, SharedNoise, best_children, residual
 from ..sampling import Distribution, Draws, warp
 from ..tree import Node, Shape, Tree
@@ -45,12 +46,11 @@ def measure(
     compared. Where a step emits fewer tokens, the target's own follow.
     """
     options = decide(None, tree=widths, stop=0.0, rule=rule, temperature=temperature)
-    shape = checked(options.shape)
 
     def step(draws: Draws) -> list[int]:
         own_rule = checked(make_rule(rule, options.distribution, draws))
-        tree = Tree([0], shape)
-        SortedDraft([draft], options, eos=()).grow(tree, shape.depth, own_rule)
+        tree = Tree([0], checked(make_shape(options.shape)))
+        SortedDraft([draft], options, eos=()).grow(tree, tree.shape.depth, own_rule)
         accepted, bonus = own_rule.verify(tree, target.predict(tree, tree.nodes).logits)
         return [*(node.token for node in accepted), bonus]
 
@@ -58,7 +58,7 @@ def measure(
         return options.distribution(target.logits_after(text))[0]
 
     emitted = law(step, points)
-    length = shape.depth + 1
+    length = make_shape(options.shape).depth + 1
     distance = text_law(own, length, emitted).distance(text_law(own, length))
     accepted = sum(prob * (len(tokens) - 1) for tokens, prob in emitted.probs.items())
     return Measured(distance, accepted, emitted.enumerated)

@@ -1,6 +1,7 @@
 """``checked(part)``: which promise an exit, a rule or a shape of your own breaks."""
 
 from functools import partial
+from inspect import isroutine
 from itertools import pairwise
 from typing import Any
 
@@ -28,17 +29,17 @@ class checked:
 
     The draft and the loop check nothing, and hand their own objects to a part. So wrap a part while
     you write it: ``generate(..., rule=checked(Own), exits=[checked(Own)], tree=checked(shape))``.
-    It is an exit, a rule or a shape, or a function that makes an exit or a rule. The checks look at
-    values, so a GPU is waited for.
+    It is an exit, a rule or a shape, or a function that makes one. The checks look at values, so a
+    GPU is waited for.
     """
 
     def __init__(self, part: Any, made_for: Any = None) -> None:
         self.part = part
         self.made_for = made_for
 
-    def __call__(self, first: Any, second: Any) -> "checked":
-        """An exit for (target, draft), or a rule for (distribution, draws)."""
-        return checked(self.part(first, second), made_for=first)
+    def __call__(self, *given: Any) -> "checked":
+        """An exit for (target, draft), a rule for (distribution, draws), or a shape."""
+        return checked(self.part(*given), *given[:1])
 
     @property
     def __class__(self) -> type:
@@ -47,7 +48,7 @@ class checked:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.part, name)
-        if callable(value):
+        if isroutine(value):  # and no model, which is callable, too
             return partial(self.ask, name)
         if name in ("exit_layer", "max_positions"):
             is_right = isinstance(value, int | float) and value >= 0
