@@ -85,6 +85,8 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(names, "WEIGHTS", tmp_path)
     (tmp_path / "mini-7b").mkdir()
     assert names.find_target("7b") == tmp_path / "mini-7b"
+    (tmp_path / "mini-mine").mkdir()
+    assert names.miniature_note(tmp_path / "mini-mine") == ""  # it is somebody's own
     target = tmp_path / "vicuna-7b"
     for folder in (target, tmp_path / "vicuna-draft"):
         shutil.copytree(WEIGHTS / "mini-7b", folder)

@@ -61,12 +61,13 @@ def find_target(name: Path | str) -> Path:
 
 
 def miniature_note(name: Path | str) -> str:
-    """What a person should know about a target that is a miniature; "" if it is none.
+    """What a person should know about a target that is a shipped miniature; "" if it is none.
 
     ``name`` is what was asked for, such as "13b" or a folder.
     """
     folder = find_target(name)
-    if not folder.name.startswith("mini-"):
+    shipped = [WEIGHTS / f"mini-{size}" for size in (*FOLDER_OF_SIZE, "draft")]
+    if not any(each.is_dir() and each.samefile(folder) for each in shipped):
         return ""
     millions = (folder / "model.safetensors").stat().st_size / 2e6  # in bfloat16
     stands_for = ""
