@@ -1,6 +1,8 @@
 """What the report says of an answer, and the comparison with the target alone."""
 
+import json
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -76,3 +78,18 @@ def test_how_near_two_tokens_were_is_said_in_steps_of_the_dtype(temperature):
     noise = Draws(3).noise([2], like=torch.zeros(1, 61, dtype=torch.float64))[0]
     apart = 0.0625 + temperature * (noise[9] - noise[5])
     assert found == pytest.approx(abs(float(apart)) / 0.03125)
+
+
+def test_parts_that_hold_other_values_are_told_apart_in_json():
+    def make(value):
+        return lambda *given: value
+
+    class Own:
+        def __init__(self, value):
+            self.value = value
+
+    parts = [make(1), make(2), lambda *given: 2, partial(make, 1), partial(make, value=1)]
+    parts += [partial(make, torch.zeros(2)), partial(make, torch.ones(2)), Own, Own(1), Own(2)]
+    found = [json.dumps(each, default=terminal.plain) for each in parts]
+    assert len({*found}) == len(parts) and "0x" not in "".join(found)
+    assert terminal.plain(make(1)) == terminal.plain(make(1))

@@ -1,12 +1,15 @@
 """Answers on a terminal: streamed, then summed up; or as JSON."""
 
 import json
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from math import floor, log2
 from statistics import median
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -156,22 +159,38 @@ def name_of(model: Llama) -> str:
 
 
 def describe(options: Options) -> dict[str, Any]:
-    """Settings as JSON can hold them; parts of one's own by their names."""
+    """Settings as JSON can hold them; parts of one's own by their names and by what they hold."""
     settings = vars(options) | {"tree": options.shape}
     del settings["shape"]  # the option is called tree
     return json.loads(json.dumps(settings, default=plain))
 
 
 def plain(value: Any) -> Any:
-    """A shape by its numbers, exit 0 by its own, and another part by its name or its class."""
+    """A shape of ours by its numbers, exit 0 by its own, and another part by what tells it apart.
+
+    That is the name of a class or function, the line of a function without a name, and the values
+    that a partial, a closure or an object holds.
+    """
     if isinstance(value, FixedShape | GrowingShape):
         return asdict(value)
     if isinstance(value, type):
         from ..ngram.table import TableExit
 
-        if issubclass(value, TableExit):
-            return value.exit_layer
-    return getattr(value, "__name__", type(value).__name__)
+        return value.exit_layer if issubclass(value, TableExit) else value.__qualname__
+    if isinstance(value, partial):
+        return {"partial": value.func, "arguments": [*value.args], "keywords": value.keywords}
+    if isinstance(value, FunctionType):
+        text = value.__qualname__
+        if "<" in text:
+            text += f" in line {value.__code__.co_firstlineno}"
+        held = [cell.cell_contents for cell in value.__closure__ or ()]
+        held += value.__defaults__ or ()
+    elif type(value).__repr__ is object.__repr__:
+        text, held = type(value).__name__, getattr(value, "__dict__", None)
+    else:
+        text, held = repr(value), None
+    text += f" with {held}" if held else ""
+    return re.sub(" at 0x[0-9a-f]+", "", text)  # an address is another one in each run
 
 
 def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -> str:
