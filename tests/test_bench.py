@@ -250,6 +250,16 @@ def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
     assert "of best exit" in found.by_group["qa"]["s2d"]
     assert sum(found.acceptance["three"]["num_accepted_tokens_per_pos"]) > 0
     raises_line(compare, ValueError, "need a tokenizer", *models, questions, {})
+    seeded = {"s2d": {"seed": 5}}
+    raises_line(compare, ValueError, "method s2d: expected no seed", *models, [[1]], seeded)
+    questions = [[1, 5], [1] * 600, {"turns": ["Give me 3 tips.", "so " * 600]}]
+    capsys.readouterr()
+    found = compare(*models, questions, {"s2d": {}}, 1, tokenizer, max_new_tokens=2).as_json()
+    words = "left out, as the context is full: question 1 from turn 1, 2 from turn 2"
+    assert capsys.readouterr().err == f"compare: {words}\n"
+    assert found["rounds"] == 1 and found["machine"]["versions"]["s2d"]
+    read = [found["models"]["target"], found["models"]["drafts"]["s2d"]]
+    assert len({each["checksum"] for each in read}) == 2 and read[1]["dtype"] == "torch.float32"
 
 
 def test_tokens_per_step_are_those_of_the_readme(tmp_path, monkeypatch):

@@ -16,6 +16,8 @@ from ..stats import Generation, Stats
 RESAMPLES = 1000
 # question_id, category, group, and turns: texts, or lists of ids that are whole prompts.
 Question = dict[str, Any]
+# Where two answers part: the seed, the ids before, and the token with which each goes on.
+Difference = tuple[int, list[int], tuple[int, int]]
 
 
 class Turn(NamedTuple):
@@ -23,14 +25,6 @@ class Turn(NamedTuple):
     tokens: list[int]  # of the answer
     seconds: float  # of the whole call
     generation: Generation | None  # transformers has none
-
-
-class Difference(NamedTuple):
-    """Where two answers part: after the ids ``before``, one goes on with each of two ``tokens``."""
-
-    seed: int
-    before: list[int]
-    tokens: tuple[int, int]
 
 
 class Record(NamedTuple):
@@ -46,7 +40,7 @@ class Record(NamedTuple):
         for own, theirs in zip(self.turns, other.turns):
             for place, tokens in enumerate(zip(own.tokens, theirs.tokens)):
                 if tokens[0] != tokens[1]:
-                    return Difference(self.seed, own.prompt + own.tokens[:place], tokens)
+                    return self.seed, own.prompt + own.tokens[:place], tokens
         return None
 
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
+from types import SimpleNamespace
 from typing import Any
 
-from ..checkpoint.notices import progress
+from ..checkpoint.notices import progress, tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..generation import Ids, as_ids, decide, make_decoder
+from ..mcsd.decision import fingerprint
 from ..model import Llama
 from ..options import Options
 from ..pair.loading import Pair
@@ -84,6 +86,39 @@ def measure(
     return records
 
 
+def compare_pairs(
+    title: str,
+    pairs: dict[str, Any],
+    questions: Sequence[Question],
+    args: Namespace,
+    peers: dict[str, Callable[..., Any]],
+) -> Comparison:
+    """What methods do, each with its pair, and ``peers``, the decoders of other programs.
+
+    A notice says which questions, or turns of them, do not fit the context.
+    """
+    alone = pairs["ar"]
+    ask = partial(ask_turns, alone.tokenizer, alone.target.config.max_position_embeddings)
+    options = {name: pair.options for name, pair in pairs.items()}
+    runs = {}
+    for name, pair in pairs.items():
+        runs[name] = partial(answer, target=pair.target, draft=pair.draft, options=pair.options)
+    runs |= {name: partial(run, options=alone.options) for name, run in peers.items()}
+    records = measure(runs, questions, args.rounds, title, ask, args.seed)
+    left_out = []
+    for question in questions:
+        counts = [len(record.turns) for record in records if record.question is question]
+        turns = min(counts, default=0)
+        if turns < len(question["turns"]):
+            left_out.append(f"{question['question_id']} from turn {turns + 1}")
+    if left_out:
+        tell(f"{title}: left out, as the context is full: question {', '.join(left_out)}")
+    drafts = {name: pair.draft for name, pair in pairs.items() if pair.options.exits}
+    models = {"target": describe_model(alone.target)}
+    models["drafts"] = {name: each and describe_model(each) for name, each in drafts.items()}
+    return Comparison(title, records, options, models)
+
+
 def compare_methods(
     name: str,
     pairs: dict[str, Pair],
@@ -91,22 +126,12 @@ def compare_methods(
     args: Namespace,
     peers: dict[str, Callable[..., Any]],
 ) -> Iterator[Comparison]:
-    """Yield a Comparison for each temperature, on a target called ``name``.
-
-    ``pairs`` are of the methods, among them "ar"; ``peers`` are decoders of other programs.
-    """
-    alone = pairs["ar"]
-    ask = partial(ask_turns, alone.tokenizer, alone.target.config.max_position_embeddings)
+    """Yield a Comparison for each temperature, on a target called ``name``."""
     for temperature in dict.fromkeys(args.temperature):
-        title = f"{name} T={temperature:g}"
-        options = {}
-        runs = {}
+        made = {}
         for method, pair in pairs.items():
-            own = options[method] = replace(pair.options, temperature=temperature)
-            runs[method] = partial(answer, target=pair.target, draft=pair.draft, options=own)
-        runs |= {peer: partial(run, options=options["ar"]) for peer, run in peers.items()}
-        records = measure(runs, questions, args.rounds, title, ask, args.seed)
-        yield Comparison(title, records, options)
+            made[method] = replace(pair, options=replace(pair.options, temperature=temperature))
+        yield compare_pairs(f"{name} T={temperature:g}", made, questions, args, peers)
 
 
 def compare(
@@ -116,6 +141,7 @@ def compare(
     methods: dict[str, dict[str, Any]],
     rounds: int = 3,
     tokenizer: Tokenizer | None = None,
+    seed: int = 0,
     **common: Any,
 ) -> Comparison:
     """Let ``methods`` answer all ``questions`` in turns, next to the target alone.
@@ -125,25 +151,31 @@ def compare(
         questions: ids of a prompt each; or questions as ``corpus_questions`` returns them, whose
             turns are texts for the ``tokenizer``. Only their "turns" and "group" are read.
         methods: {name: options of ``generate``}. An "ar" takes the place of the target alone.
-        common: options of all methods, such as ``temperature``. From ``seed`` the seeds of all
-            answers are made, one for each question and round.
+        seed: the seeds of all answers are made from it, one for each question and round.
+        common: options of all methods, such as ``temperature``.
 
     Raises ValueError for options that cannot be run.
     """
-    options = {}
-    runs = {}
+    pairs = {}
     for name, own in ({"ar": {"method": "ar"}} | methods).items():
-        decided = decide(draft, **common | own)
-        options[name] = replace(decided, method=own.get("method", name))
-        runs[name] = partial(answer, target=target, draft=draft, options=options[name])
-    vocab_size = target.config.vocab_size
+        if "seed" in own:
+            raise ValueError(f"method {name}: expected no seed, as compare has one for all methods")
+        options = decide(draft, seed=seed, **common | own)
+        options = replace(options, method=own.get("method", name))
+        models = {"target": target, "draft": draft, "tokenizer": tokenizer}
+        pairs[name] = SimpleNamespace(**models, options=options)
     asked = []
     for number, each in enumerate(questions):
-        given = each if isinstance(each, dict) else {"turns": [as_ids(each, vocab_size)]}
-        question: Question = {"question_id": number, "group": "overall"} | given
-        if tokenizer is None and any(isinstance(turn, str) for turn in question["turns"]):
+        if not isinstance(each, dict):
+            each = {"turns": [as_ids(each, target.config.vocab_size)]}
+        asked.append({"question_id": number, "group": "overall"} | each)
+        if tokenizer is None and any(isinstance(turn, str) for turn in each["turns"]):
             raise ValueError("questions that are texts need a tokenizer")
-        asked.append(question)
-    ask = partial(ask_turns, tokenizer, target.config.max_position_embeddings)
-    records = measure(runs, asked, rounds, "compare", ask, options["ar"].seed)
-    return Comparison("compare", records, options)
+    args = Namespace(rounds=rounds, seed=pairs["ar"].options.seed)
+    return compare_pairs("compare", pairs, asked, args, peers={})
+
+
+def describe_model(model: Llama) -> dict[str, Any]:
+    """The sizes of a model, its dtype, and a checksum that tells it from others."""
+    about = {"dtype": str(model.dtype), "device": str(model.device)}
+    return vars(model.config) | about | {"checksum": fingerprint(model.model.norm.weight)}

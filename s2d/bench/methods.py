@@ -67,22 +67,18 @@ def choose_methods(target: str, methods: dict[str, str], args: Namespace) -> dic
 
 
 def load_methods(choices: dict[str, Choice], args: Namespace) -> dict[str, Pair]:
-    """Load what is chosen for methods on one target, each model once.
-
-    What has the last exit is loaded first, so that a draft has all the layers that others use.
-    """
+    """Load what is chosen for methods on one target: each model once, up to the last exit."""
     loaded: dict[Path, Llama] = {}
+    exits = [each for choice in choices.values() for each in choice.options.exits]
+    last = max((each for each in exits if isinstance(each, int)), default=0)  # exit 0 is a class
 
     def load(folder: ModelFolder, *where: Any, layers: int | None = None) -> Llama:
         if folder.path not in loaded:
+            layers = layers and min(last, folder.config.num_hidden_layers)  # a target has all
             loaded[folder.path] = load_model(folder, *where, layers=layers)
         return loaded[folder.path]
 
-    last_exit = {}
-    for name, choice in choices.items():
-        layers = [each for each in choice.options.exits if isinstance(each, int)]
-        last_exit[name] = max(layers, default=0)  # exit 0 has none
     pairs = {}
-    for name in sorted(choices, key=last_exit.get, reverse=True):
-        pairs[name] = load_chosen(choices[name], args.device, args.dtype, load)
-    return {name: pairs[name] for name in choices}
+    for name, choice in choices.items():
+        pairs[name] = load_chosen(choice, args.device, args.dtype, load)
+    return pairs

@@ -33,24 +33,22 @@ def read_questions(path: Path, limit: int) -> list[Question]:
     """A file in Spec-Bench's form; at most ``limit`` questions of each of the six groups."""
     taken: Counter[str] = Counter()
     questions = []
-    number = 0
-    try:
-        for line in read_text(path).split("\n"):
-            number += 1
-            if not line.strip():
-                continue
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
             read = json.loads(line)
             question = {key: read[key] for key in ("question_id", "category", "turns")}
             category, turns = question["category"], question["turns"]
             if type(turns) is not list or {*map(type, [category, *turns])} != {str}:
                 raise ValueError("category is a text, turns is a list of texts")
-            group = "mt_bench" if category in MT_BENCH else category
-            taken[group] += 1
-            if taken[group] <= limit:
-                questions.append(question | {"group": group})
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        words = f"is not in Spec-Bench's question format in line {number} ({error!r})"
-        raise ValueError(f"{path} {words}") from None
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            words = f"is not in Spec-Bench's question format in line {number} ({error!r})"
+            raise ValueError(f"{path} {words}") from None
+        group = "mt_bench" if category in MT_BENCH else category
+        taken[group] += 1
+        if taken[group] <= limit:
+            questions.append(question | {"group": group})
     if not questions:
         raise ValueError(f"{path} has no questions")
     return questions

@@ -1,30 +1,21 @@
 """Every method on every target, as speedups over the target alone in the same run."""
 
 import json
-import sys
 from argparse import Namespace
 from contextlib import ExitStack, nullcontext, suppress
 from importlib import import_module
-from importlib.metadata import version
-from pathlib import Path
-from platform import platform, python_version
-from subprocess import run
-from typing import Any
 
 import torch
 
 from ..checkpoint import placement
 from ..checkpoint.files import staged, taken
-from ..cli.program import name_processor
 from ..cli.terminal import ROUNDING, gap_in_steps
 from .figures import Column, Question, mean_column
 from .measure import compare_methods
 from .methods import choose_methods, default_methods, load_methods
 from .peers import peers_of
 from .specbench import corpus_questions, read_questions, write_answers
-from .tables import LEGEND, MEASURES, table, write_plot
-
-PACKAGES = "torch", "transformers", "numpy", "safetensors", "sentencepiece"
+from .tables import LEGEND, MEASURES, describe_machine, table, write_plot
 
 
 def main(args: Namespace) -> int:
@@ -51,7 +42,8 @@ def measure_all(chosen: dict[str, dict], questions: list[Question], args: Namesp
 
     What is measured is written before it is printed. A target that fails costs no other figure.
     """
-    results = describe_run(args) | {"models": {}, "comparisons": []}
+    results = describe_machine() | {"command": args.command, "arguments": vars(args)}
+    results |= {"models": {}, "comparisons": []}
     overall: dict[str, Column] = {}
     code = 0
     say(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n", args)
@@ -100,13 +92,3 @@ def say(text: str, args: Namespace) -> None:
     """Print ``text``. If nobody can read it, what is measured is for --out or --plot."""
     with suppress(OSError) if args.out or args.plot else nullcontext():
         print(text, flush=True)
-
-
-def describe_run(args: Namespace) -> dict[str, Any]:
-    versions = {name: version(name) for name in PACKAGES if name in sys.modules}
-    machine = {"processor": name_processor(), "system": platform(), "versions": versions}
-    machine |= {"python": python_version(), "threads": torch.get_num_threads()}
-    describe = "git describe --always --dirty --abbrev=40 --exclude='*'"  # no text without git
-    commit = run(describe, shell=True, cwd=Path(__file__).parent, capture_output=True).stdout
-    described = {"command": args.command, "commit": commit.decode().strip(), "machine": machine}
-    return described | {"arguments": vars(args)}

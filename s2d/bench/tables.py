@@ -1,17 +1,26 @@
 """Tables, a picture and JSON of what was measured."""
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from math import ceil
 from pathlib import Path
+from platform import platform, python_version
+from subprocess import run
 from typing import Any
 
+import torch
+
+from .. import __version__
 from ..checkpoint.files import staged
+from ..cli.program import name_processor
 from ..cli.terminal import describe, draws_anew
 from ..options import Options
 from .figures import Column, Difference, Record, by_method, make_column, stats_of
 
+PACKAGES = "torch", "transformers", "numpy", "safetensors", "sentencepiece"
 MEASURES = "speedup", "mat", "of best exit"
 LEGEND = "speedup / mean accepted tokens / speedup divided by the best single exit's"
 
@@ -23,6 +32,7 @@ class Comparison:
     title: str
     records: list[Record]
     options: dict[str, Options]  # of our methods; each answer has a seed of its own
+    models: dict[str, Any] = field(default_factory=dict)  # what they were
 
     @cached_property
     def by_group(self) -> dict[str, Column]:
@@ -65,7 +75,7 @@ class Comparison:
         return text
 
     def as_json(self) -> dict[str, Any]:
-        """What is printed, the options of the methods, and each answer of each round."""
+        """What is printed, what it came from, and each answer of each round."""
         options = {method: describe(each) for method, each in self.options.items()}
         answers = []
         for record in self.records:
@@ -76,7 +86,19 @@ class Comparison:
             answers.append(record._asdict() | {"turns": turns})
         found = {group: column_as_json(column) for group, column in self.by_group.items()}
         tables = {"by_group": found, "acceptance": self.acceptance}
-        return {"title": self.title, "options": options, **tables, "answers": answers}
+        about = describe_machine() | {"models": self.models, "rounds": self.records[-1].round}
+        return {"title": self.title, "options": options, **about, **tables, "answers": answers}
+
+
+def describe_machine() -> dict[str, Any]:
+    """Where figures come from: the commit, the processor, threads and versions."""
+    versions = {name: version(name) for name in PACKAGES if name in sys.modules}
+    versions["s2d"] = __version__
+    machine = {"processor": name_processor(), "system": platform(), "versions": versions}
+    machine |= {"python": python_version(), "threads": torch.get_num_threads()}
+    describe = "git describe --always --dirty --abbrev=40 --exclude='*'"  # no text without git
+    commit = run(describe, shell=True, cwd=Path(__file__).parent, capture_output=True).stdout
+    return {"commit": commit.decode().strip(), "machine": machine}
 
 
 def column_as_json(column: Column) -> dict[str, Any]:
