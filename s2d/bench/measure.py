@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, product
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,10 +71,9 @@ def measure(
     methods answer a question with one seed. These seeds are made from ``seed``.
     """
     records = []
-    every = product(range(1, rounds + 1), range(len(questions)))
-    every = chain([(0, 0)] if questions else [], every)
-    total = 1 + rounds * len(questions)
-    for number, place in progress(every, f"{title}: turns of all methods", total):
+    every = [(0, 0)] if questions else []
+    every += product(range(1, rounds + 1), range(len(questions)))
+    for number, place in progress(every, f"{title}: turns of all methods", len(every)):
         own_seed = 10**8 * seed + 1000 * number + place
         question = questions[place]
         order = random.Random(own_seed).sample(list(runs), len(runs))

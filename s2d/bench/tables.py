@@ -84,8 +84,8 @@ class Comparison:
                 made = turn.pop("generation")
                 turn["accept_lengths"] = made and made.stats.accept_lengths
             answers.append(record._asdict() | {"turns": turns})
-        found = {group: column_as_json(column) for group, column in self.by_group.items()}
-        tables = {"by_group": found, "acceptance": self.acceptance}
+        by_group = {group: column_as_json(column) for group, column in self.by_group.items()}
+        tables = {"by_group": by_group, "acceptance": self.acceptance}
         about = describe_machine() | {"models": self.models, "rounds": self.records[-1].round}
         return {"title": self.title, "options": options, **about, **tables, "answers": answers}
 
