@@ -51,8 +51,7 @@ class LayerExit:
 
     def __init__(self, model: Llama, previous: "LayerExit | None", exit_layer: int) -> None:
         if previous is not None and previous.model is not model:
-            words = "expected the exits with layers of another model after those of the draft"
-            raise ValueError(f"exits: {words}")
+            raise ValueError("exits: layers of another model come after all exits of the draft")
         self.model = model
         self.previous = previous
         self.exit_layer = exit_layer
@@ -128,10 +127,9 @@ class SortedDraft:
     def choose_exit(self, tree: Tree, nodes: list[Node], rule: Rule) -> tuple[list[Node], float]:
         """Children of ``nodes`` by the first exit that is confident enough, or by the last one.
 
-        An exit that cannot read so long a text is passed over.
-
-        Only the confidence says which exit. Tokens are drawn at each exit that is asked, but nobody
-        looks at them before the exit is chosen: that would change their law (``rules.Rejection``).
+        Exits that cannot read so long a text are left out. Of the others, only the confidence says
+        which exit. Tokens are drawn at each exit that is asked, but nobody looks at them before the
+        exit is chosen: that would change their law (``rules.Rejection``).
         """
         length = len(tree.context) + tree.depth
         children, confidence = [], 0.0
