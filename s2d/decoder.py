@@ -83,7 +83,7 @@ class Decoder:
 
     def draft(self) -> Tree:
         """A tree of tokens that may follow the context."""
-        tree = Tree(self.context, self.options.shape)
+        tree = Tree(self.context, self.options.tree)
         n = len(self.context)
         # One position is for the bonus token. To draft level d, the draft reads n + d - 1 tokens.
         most = min(self.limit - n - 1, self.drafter.max_positions - n + 1)

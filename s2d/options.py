@@ -34,12 +34,13 @@ THRESHOLD = 0.5
 class Options:
     """All settings of an answer, as they were decided."""
 
-    method: str = "ar"  # one of METHODS, for reports: exits, shape and stop say what it means
+    method: str = "ar"  # one of METHODS, for reports: exits, tree and stop say what it means
     # Layers after which the draft may predict, in ascending order. A function (target, draft) ->
     # ``draft.Exit`` may stand among them, such as a class; exit 0 is one (ngram/table.py).
     exits: tuple[int | Callable[..., Any], ...] = ()
     thresholds: tuple[float, ...] = ()  # a confidence above it is enough; the last exit has none
-    shape: Shape | Callable[[], Shape] = FixedShape(())  # of the trees; a chain is a tree, too
+    # The shape of each tree, or a function that makes it for an answer; a chain is a tree, too.
+    tree: Shape | Callable[[], Shape] = FixedShape(())
     stop: float = 0.0  # a path is not continued if its estimated probability is lower
     max_new_tokens: int = 128  # the answer ends after so many tokens, if not before
     temperature: float = 0.0  # 0 is greedy
@@ -86,7 +87,7 @@ def is_small(shape: Shape) -> bool:
 REQUIRED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "exits": ("increasing numbers of layers, or functions (target, draft) -> Exit", are_exits),
     "thresholds": ("numbers from 0", lambda values: all(0 <= each < inf for each in values)),
-    "shape": (f"widths from 1, or a Shape, with up to {MAX_NODES} nodes", is_small),
+    "tree": (f"widths from 1, or a Shape, with up to {MAX_NODES} nodes", is_small),
     "stop": ("a number from 0 to 1", lambda value: 0 <= value <= 1),
     "max_new_tokens": ("a whole number from 1", lambda value: index(value) >= 1),
     "temperature": (

@@ -43,7 +43,7 @@ def most_probable(probs, count):
 
 def draft_tree(draft, context, levels, eos, options, noise):
     """{path: the exit that drafted its last token} of a tree of at most so many ``levels``."""
-    shape = options.shape
+    shape = options.tree
     grows = isinstance(shape, GrowingShape)
     drafted_by = {}
     probs = {}  # path -> the estimated probability that it is accepted
@@ -79,7 +79,7 @@ def generate(target, draft, context, options, noise):
     path = ()
     while len(context) < limit and not (path and path[-1] in eos):
         # A step ends with a token of the target's own (the bonus token), which needs a position.
-        levels = min(options.shape.depth, limit - len(context) - 1)
+        levels = min(options.tree.depth, limit - len(context) - 1)
         tree = draft_tree(draft, context, levels, eos, options, noise)
         path = ()
         while not path or (path in tree and path[-1] not in eos):

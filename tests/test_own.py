@@ -250,7 +250,7 @@ class AsLast(Decoder):
 
     def draft(self):
         (length,) = self.stats.accept_lengths[-1:] or [1]
-        self.options = replace(self.options, shape=FixedShape((1,) * length))
+        self.options = replace(self.options, tree=FixedShape((1,) * length))
         return super().draft()
 
 
@@ -367,7 +367,7 @@ BROKEN = [
     ("options: .* 'init'", dict(init="target")),
     ("roots go with rule=", dict(rule=Greedy, decoder=RootsDecoder)),
     ("leaves out the token that", dict(decoder=RootsDecoder) | shape(sent=lambda nodes: nodes[:1])),
-    ("shape: expected widths from 1, or a Shape", dict(tree=GrowingShape(1000, 2, 5))),
+    ("tree: expected widths from 1, or a Shape", dict(tree=GrowingShape(1000, 2, 5))),
     ("tree: expected without draft_length", dict(tree=(2, 1), draft_length=3)),
     ("options: .* missing 3", dict(tree=GrowingShape)),
     ("layers of another model come after", dict(draft=random_llama(2), exits=[OfTarget, 4])),

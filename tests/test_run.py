@@ -57,13 +57,13 @@ DECIDED = {
     "--method ar": dict(method="ar", exits=()),
     "--exits 2,4 --thresholds 1,0": dict(exits=(2, 4), thresholds=(1.0,)),
     "--exits 2,3,4": dict(thresholds=(0.6, 0.5)),
-    "--draft-length 2 --stop 0.5": dict(shape=FixedShape((1, 1)), stop=0.5),
-    "--method mcsd --tree 3,1": dict(method="mcsd", exits=(3,), shape=FixedShape((3, 1))),
-    "--method s2d-tree --tree 3x2x5": dict(method="s2d-tree", shape=GrowingShape(3, 2, 5)),
+    "--draft-length 2 --stop 0.5": dict(tree=FixedShape((1, 1)), stop=0.5),
+    "--method mcsd --tree 3,1": dict(method="mcsd", exits=(3,), tree=FixedShape((3, 1))),
+    "--method s2d-tree --tree 3x2x5": dict(method="s2d-tree", tree=GrowingShape(3, 2, 5)),
     "--rejection --init target": dict(rule="rejection", decoder=RootsDecoder),
     "--paper": dict(rule="rejection", stop=0.0),
     "--temperature 1.5 --seed 3": dict(temperature=1.5, seed=3),
-    "": dict(method="s2d", exits=(2, 3), shape=FixedShape((1,) * 12), rule="noise"),
+    "": dict(method="s2d", exits=(2, 3), tree=FixedShape((1,) * 12), rule="noise"),
 }
 
 

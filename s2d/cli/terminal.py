@@ -79,7 +79,7 @@ def report(generation: Generation, pair: Pair) -> str:
     lines.append(f"method         {options.method}, {words}")
     if options.rule == "rejection" and options.temperature == 0:
         lines.append("rejection      nothing is drawn at temperature 0")
-    elif options.rule == "rejection" and options.shape.prunes:
+    elif options.rule == "rejection" and options.tree.prunes:
         words = "a token of a growing tree is not drawn from q, and is tested by p alone"
         lines.append(f"rejection      {words}")
     return "\n".join(lines)
@@ -160,9 +160,7 @@ def name_of(model: Llama) -> str:
 
 def describe(options: Options) -> dict[str, Any]:
     """Settings as JSON can hold them; parts of one's own by their names and by what they hold."""
-    settings = vars(options) | {"tree": options.shape}
-    del settings["shape"]  # the option is called tree
-    return json.loads(json.dumps(settings, default=plain))
+    return json.loads(json.dumps(vars(options), default=plain))
 
 
 def plain(value: Any) -> Any:

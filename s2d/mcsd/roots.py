@@ -35,13 +35,13 @@ class RootsDecoder(Decoder):
         self.roots: list[int] = []  # of the next tree; the first one is the target's choice
         self.count = 1
         if self.options.rule == "rejection" and self.options.exits:
-            shape = self.options.shape
+            shape = self.options.tree
             self.count = shape.width(Tree(self.context, shape).root)
             self.rule = LongestPath(self.root_rule, self.count)
 
     def draft(self) -> Tree:
         """As a Decoder's, below a first level of the roots."""
-        tree = Tree(self.context, self.options.shape)
+        tree = Tree(self.context, self.options.tree)
         if not self.roots:
             return tree
         roots = [tree.root.child(token, 1.0, TARGET) for token in self.roots]

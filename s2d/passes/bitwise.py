@@ -58,7 +58,7 @@ def padded(count: int) -> int:
 
 def check_chain(options: Options) -> None:
     """ValueError for trees, and for chains that are too long for a pass."""
-    shape = make_shape(options.shape)
+    shape = make_shape(options.tree)
     if not is_chain(shape) or shape.depth >= ROWS:
         raise ValueError(f"bitwise: expected a chain of up to {ROWS - 1} tokens")
 

@@ -21,7 +21,7 @@ from .forks import law
 from .models import TableModel, text_law
 from .promises import checked
 
-SHAPES = {"chain 1,1": (1, 1), "tree 2,1": (2, 1)}
+TREES = {"chain 1,1": (1, 1), "tree 2,1": (2, 1)}
 TARGET = TableModel(seed=54)
 DRAFT = TableModel(seed=104, mixed_with=TARGET)
 
@@ -34,24 +34,24 @@ class Measured(NamedTuple):
 
 def measure(
     rule: str | Callable[..., Rule],
-    widths: Sequence[int] | Shape,
+    tree: Sequence[int] | Shape,
     temperature: float = 0.6,
     target: TableModel = TARGET,
     draft: TableModel = DRAFT,
     points: int = 1024,
 ) -> Measured:
-    """What a step emits under a ``rule`` in a tree with these ``widths``, or of a Shape.
+    """What a step emits under a ``rule`` in a ``tree``: widths by level, or a Shape.
 
     Both are given as to ``generate``, and are ``checked``. All levels and the bonus token are
     compared. Where a step emits fewer tokens, the target's own follow.
     """
-    options = decide(None, tree=widths, stop=0.0, rule=rule, temperature=temperature)
+    options = decide(None, tree=tree, stop=0.0, rule=rule, temperature=temperature)
 
     def step(draws: Draws) -> list[int]:
         own_rule = checked(make_rule(rule, options.distribution, draws))
-        tree = Tree([0], checked(make_shape(options.shape)))
-        SortedDraft([draft], options, eos=()).grow(tree, tree.shape.depth, own_rule)
-        accepted, bonus = own_rule.verify(tree, target.predict(tree, tree.nodes).logits)
+        drafted = Tree([0], checked(make_shape(options.tree)))
+        SortedDraft([draft], options, eos=()).grow(drafted, drafted.shape.depth, own_rule)
+        accepted, bonus = own_rule.verify(drafted, target.predict(drafted, drafted.nodes).logits)
         return [*(node.token for node in accepted), bonus]
 
     def own(text: Sequence[int]) -> Tensor:
@@ -155,7 +155,7 @@ def show(measured: Measured) -> str:
 def print_table() -> None:
     """The distance and the accepted tokens of all RULES."""
     print("Distance of a step's text from the target's own / accepted tokens in a step.\n")
-    print(f"| rule | {' | '.join(SHAPES)} |\n|---|---|---|")
+    print(f"| rule | {' | '.join(TREES)} |\n|---|---|---|")
     for name, rule in RULES.items():
-        cells = [show(measure(rule, widths)) for widths in SHAPES.values()]
+        cells = [show(measure(rule, tree)) for tree in TREES.values()]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)

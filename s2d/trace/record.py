@@ -97,7 +97,7 @@ class Recorder:
                 "p": [None, *(short(p[node.parent][node.token]) for node in tree.nodes[1:])],
             },
             "asked": dict(self.asked),
-            "depths": [tree.depth, options.shape.depth],
+            "depths": [tree.depth, options.tree.depth],
             "cached": self.decoder.cache.length,
             "positions": [self.position(step, node, p[node]) for node in path],
             "ms": short(1000 * step.seconds),
