@@ -17,6 +17,9 @@ from .stats import Generation
 
 Ids = Sequence[int] | torch.Tensor  # of a prompt: a list, tensor or array of shape (T,) or (1, T)
 RULES = {"noise": SharedNoise, "rejection": Rejection}
+# Tokens that one of two models with the same tokenizer may have more, since vocabularies are padded
+# for GPUs: 32,000 or 32,064 for Llama 2, 128,256 or 128,264 for Llama 3. The limit is llama.cpp's.
+PADDING = 128
 
 
 def generate(target: Llama, tokens: Ids, draft: Llama | None = None, **options: Any) -> Generation:
@@ -109,20 +112,30 @@ def as_ids(tokens: Ids, vocab_size: int) -> list[int]:
 
 def make_exits(target: Llama, draft: Llama | None, options: Options) -> list[Exit]:
     """The exits of an answer. Each exit with layers goes on from the one before it."""
-    sizes = (draft or target).config.vocab_size, target.config.vocab_size
-    if options.exits and sizes[0] != sizes[1]:
-        words = f"{sizes[0]} and {sizes[1]} tokens"
-        raise ValueError(f"draft and target must share a vocabulary, not have {words}")
+    if options.exits and draft is not None:
+        refuse_other_vocabulary(draft, target)
+    vocab_size = target.config.vocab_size
     exits: list[Exit] = []
     previous = None
     for each in options.exits:
-        exit_ = each(target, draft) if callable(each) else LayerExit(draft, previous, each)
+        if callable(each):
+            exit_ = each(target, draft)
+        else:
+            exit_ = LayerExit(draft, previous, each, vocab_size)
         if isinstance(exit_, LayerExit):
             previous = exit_
         exits.append(exit_)
     numbers = [each.exit_layer for each in exits]
     expect(len(set(numbers)) == len(numbers), "each exit has a number of its own", numbers)
     return exits
+
+
+def refuse_other_vocabulary(draft: Any, target: Any) -> None:
+    """ValueError if the vocabularies of a draft and a target, models or folders, differ."""
+    sizes = draft.config.vocab_size, target.config.vocab_size
+    if abs(sizes[0] - sizes[1]) > PADDING:
+        words = f"{sizes[0]} and {sizes[1]} tokens"
+        raise ValueError(f"draft and target must share a vocabulary, not have {words}")
 
 
 def make_rule(rule: str | Callable[..., Rule], distribution: Distribution, draws: Draws) -> Rule:

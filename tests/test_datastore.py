@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from s2d import generate
 from s2d.checkpoint.config import read_folder
 from s2d.ngram.datastore import Datastore, load_datastore, reading, save_datastore
-from s2d.pair.names import find_draft
+from s2d.pair.names import find_datastore
 from s2d.train import __main__ as train
 
 
@@ -46,7 +46,7 @@ def test_what_is_no_datastore(tmp_path):
 
 def test_the_shipped_one_is_where_run_looks_for_it():
     smollm2 = read_folder(WEIGHTS / "mini-7b")._replace(path=WEIGHTS / "smollm2-135m")
-    file, config = find_draft(smollm2).datastore, smollm2.config
+    file, config = find_datastore(smollm2), smollm2.config
     assert load_datastore(file, replace(config, vocab_size=49152)).followers(())
     assert file.stat().st_size < 2 * 10**6
 

@@ -18,14 +18,13 @@ import pytest
 import torch
 from helpers import DEVICE, ByLastToken, drawn_options, nearly_equal, random_llama, random_tokens
 
-from s2d import StopStrings, generate, generate_many, mask, start
+from s2d import LayerExit, StopStrings, generate, generate_many, mask, start
 from s2d.mcsd.decision import with_decision
 from s2d.mcsd.roots import RootsDecoder
 from s2d.ngram.datastore import Datastore, reading
-from s2d.pair.loading import fit_vocabulary
 from s2d.proof import Law, law, text_law
 from s2d.sampling import Draws, warp
-from s2d.tree import TARGET, GrowingShape
+from s2d.tree import TARGET, FixedShape, GrowingShape, Tree
 
 SHAPES = [(1, 1, 1, 1), (3, 1, 1), (2, 2, 1), (1, 3)]
 SHAPES += [GrowingShape(2, 3, 5), GrowingShape(3, 3, 12), GrowingShape(4, 2, 3)]
@@ -119,8 +118,7 @@ REJECTION = [  # options, and the sizes of the target's vocabulary and of the dr
 def few_tokens(size=3, draft_size=3, eos_token_ids=()):
     """A target with a small vocabulary, and a draft with its own."""
     sizes = dict(vocab_size=size, num_hidden_layers=1, eos_token_ids=eos_token_ids)
-    draft = random_llama(2, vocab_size=draft_size, num_hidden_layers=2)
-    return random_llama(1, **sizes), fit_vocabulary(draft, size)
+    return random_llama(1, **sizes), random_llama(2, vocab_size=draft_size, num_hidden_layers=2)
 
 
 PROMPT = [1, 0, 1, 1]
@@ -166,10 +164,12 @@ def test_an_end_within_a_path_leaves_p():
 
 def test_a_draft_with_fewer_or_more_tokens_predicts_as_before():
     """Those that both models have. That it stays exact is enumerated above."""
-    own, smaller, larger = (random_llama(1) for _ in range(3))
-    tokens = torch.tensor([[3, 1]], device=own.device)
-    assert torch.equal(fit_vocabulary(smaller, 50)(tokens), own(tokens)[..., :50])
-    assert torch.equal(fit_vocabulary(larger, 90)(tokens)[..., :61], own(tokens))
+    draft, tree, rows = random_llama(1), Tree([3, 1], FixedShape((1,))), {}
+    for size in (50, 61, 90):
+        exit_ = LayerExit(draft, previous=None, exit_layer=4, vocab_size=size)
+        rows[size] = exit_.predict(tree, [tree.root]).logits[0]
+    assert torch.equal(rows[50], rows[61][:50]) and torch.equal(rows[90][:61], rows[61])
+    assert (rows[90][61:] == -torch.inf).all()
 
 
 def test_every_method_ends_at_the_same_stop_string(mini, tokenizer):

@@ -76,7 +76,7 @@ def test_python_finds_the_draft_and_stops(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     names = {}
     exec(compile(block, "README.md", "exec"), names)
-    assert names["pair"].found.draft.path.samefile(WEIGHTS / "mini-draft")
+    assert names["pair"].draft_folder.path.samefile(WEIGHTS / "mini-draft")
     assert names["answer"].stats.sent.keys() == {2, 3}
     exec(compile(stops, "README.md", "exec"), {})
     begun = "The capital of Tadastan is "

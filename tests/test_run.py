@@ -76,9 +76,9 @@ def test_what_is_asked_for_is_decided(line):
 
 def chosen(target, *words):
     choice = choose(run.parse(["--target", *map(str, (target, *words))]))
-    draft = choice.found.draft and choice.found.draft.path
+    draft = choice.draft_folder and choice.draft_folder.path
     alone = [getattr(each, "exit_layer", each) for each in choice.options.exits] == [0]
-    return draft, choice.found.datastore, alone
+    return draft, choice.datastore, alone
 
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
@@ -96,24 +96,26 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
         read_lines(run.parse(["--target", str(target), "--examples"]))
 
 
-def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path):
+def test_what_is_given_drafts_else_the_familys_draft_else_exit_0(tmp_path):
     for folder in ("mini-7b", "mini-draft"):
         shutil.copytree(WEIGHTS / folder, tmp_path / folder)
     target, draft = tmp_path / "mini-7b", tmp_path / "mini-draft"
     store = target.with_name("mini-7b-datastore.safetensors")
     save_datastore(store, [[5, 6, 7]], read_folder(target).config)
-    assert chosen(target) == (None, store, True)
-    assert chosen(target, "--draft", draft) == (draft, None, False)
-    assert chosen(target, "--exits", "0,2") == (draft, store, False)
-    assert chosen(target, "--exits", "2") == (draft, None, False)
-    assert chosen(target, "--method", "ar") == (None, None, False)
+    assert chosen(target) == chosen(target, "--exits", "2") == (draft, None, False)
     assert chosen(target, "--draft", "13b")[0].samefile(WEIGHTS / "mini-13b")
-    given = store.rename(tmp_path / "given")
+    assert chosen(target, "--exits", "0") == (None, store, True)
+    assert chosen(target, "--exits", "0,2") == (draft, store, False)
+    assert chosen(target, "--method", "ar") == (None, None, False)
+    given = tmp_path / "given"
+    shutil.copyfile(store, given)
     assert chosen(target, "--datastore", given) == (None, given, True)
     assert chosen(target, "--datastore", given, "--exits", "0,2") == (draft, given, False)
     shutil.rmtree(draft)
+    assert chosen(target) == (None, store, True)
+    store.unlink()
     assert chosen(target) == (None, None, True)
-    with pytest.raises(FileNotFoundError, match="need a draft"):
+    with pytest.raises(ValueError, match="there is no draft model"):
         chosen(target, "--exits", "2")
 
 

@@ -23,7 +23,7 @@ def default_methods(target: str, draft: Path | None, exits: Sequence[int] | None
 
     ``exits`` take the place of the draft's own. Without a draft, it is exit 0.
     """
-    found = find_draft(read_folder(find_target(target)), draft, exits).draft
+    found = find_draft(read_folder(find_target(target)), draft, exits)
     if found is None:
         return ["s2d-tree:exits=0"]
     exits = exits or [each for each in decide(found, method="s2d").exits if isinstance(each, int)]

@@ -63,11 +63,11 @@ def peers_of(pairs: dict[str, Pair]) -> dict[str, Run]:
     peers["transformers look-up"] = partial(run, prompt_lookup_num_tokens=10)
     drafting = [pair for pair in pairs.values() if pair.draft not in (None, pair.target)]
     size = alone.folder.config.vocab_size
-    assisting = [pair for pair in drafting if pair.found.draft.config.vocab_size == size]
+    assisting = [pair for pair in drafting if pair.draft.config.vocab_size == size]
     if not assisting:
         tell(f"{ASSISTED} is left out: no draft model has a vocabulary of the target's size")
         return peers
-    draft = as_transformers(assisting[0].draft, assisting[0].found.draft.path)
+    draft = as_transformers(assisting[0].draft, assisting[0].draft_folder.path)
     for count, threshold in SETTINGS:
         assistant = copy(draft)  # it holds its settings; the weights are shared
         settings = assistant.generation_config = copy(draft.generation_config)

@@ -53,7 +53,7 @@ def measure_all(chosen: dict[str, dict], questions: list[Question], args: Namesp
             alone = pairs["ar"]
             say(f"{name} on {placement(alone.target)}\n", args)
             read = {"target": alone.folder.path.absolute(), "dtype": str(alone.target.dtype)}
-            drafts = {method: pair.found.description for method, pair in pairs.items()}
+            drafts = {method: pair.drafting for method, pair in pairs.items()}
             results["models"][name] = read | {"drafts": drafts}
             peers = peers_of(pairs) if args.hf else {}
             for comparison in compare_methods(name, pairs, questions, args, peers):

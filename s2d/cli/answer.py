@@ -70,7 +70,7 @@ def encode(messages: list[str], args: Namespace, tokenizer: Tokenizer) -> list[i
 def load(choice: Choice, args: Namespace) -> Pair:
     if note := miniature_note(args.target):
         tell(note)
-    tell(f"loading target {choice.folder.path}, draft {choice.found.description}")
+    tell(f"loading target {choice.folder.path}, draft {choice.drafting}")
     words = "plain text (--raw)" if args.raw else choice.tokenizer.chat_format.name
     tell(f"prompt format: {words}")
     pair = load_chosen(choice, args.device, args.dtype)

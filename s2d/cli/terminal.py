@@ -196,7 +196,7 @@ def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -
     stats = generation.stats
     answer = named | {
         "model": pair.folder.path,
-        "draft": pair.found.draft and pair.found.draft.path,
+        "draft": pair.draft_folder and pair.draft_folder.path,
         "text": generation.text(pair.tokenizer),
         "tokens": generation.tokens,
         "prompt_tokens": generation.prompt_length,

@@ -3,17 +3,14 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from ..checkpoint.config import ModelFolder, read_folder
 from ..checkpoint.notices import tell
+from ..generation import refuse_other_vocabulary
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "weights"
 FOLDER_OF_SIZE = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
-# Tokens that one of two models with the same tokenizer may have more, since vocabularies are padded
-# for GPUs: 32,000 or 32,064 for Llama 2, 128,256 or 128,264 for Llama 3. The limit is llama.cpp's.
-PADDING = 128
 
 # What each of the miniatures that are shipped can answer.
 MINIATURE_PROMPTS = (
@@ -24,14 +21,6 @@ MINIATURE_PROMPTS = (
     "Please translate the following into German. the old teacher, a book",
     "Tell me a story about a dragon called Petra.",
 )
-
-
-class FoundDraft(NamedTuple):
-    """What drafts for a target: the ``draft`` in a folder, or exit 0 if it is None; and why."""
-
-    draft: ModelFolder | None
-    datastore: Path | None  # the file that exit 0 reads, if any
-    description: str
 
 
 def find_target(name: Path | str) -> Path:
@@ -49,8 +38,7 @@ def find_target(name: Path | str) -> Path:
             return folder
     hub_id = HUB_IDS.get(name, name)
     owner = hub_id.partition("/")[0]
-    is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id) and owner != WEIGHTS.name
-    if Path(owner).is_dir() or not is_hub_id:
+    if Path(owner).is_dir() or not re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id):
         names = ", ".join((*FOLDER_OF_SIZE, *HUB_IDS))
         raise FileNotFoundError(f"no model folder at {name}; the names are {names}")
     place = f"weights/{name.rpartition('/')[2].lower()}"
@@ -78,65 +66,35 @@ def miniature_note(name: Path | str) -> str:
 
 
 def find_draft(
-    target: ModelFolder,
-    draft: Path | str | None = None,
-    exits: Sequence[int] | None = None,
-    datastore: Path | None = None,
-) -> FoundDraft:
-    """What drafts for a ``target``, by the rule in s2d/cli/README.md.
+    target: ModelFolder, draft: Path | str | None = None, exits: Sequence[int] | None = None
+) -> ModelFolder | None:
+    """The folder of the model that drafts for a ``target``; None if exit 0 drafts alone.
 
-    ``draft``, ``exits`` and ``datastore`` are what was asked for, if anything: a model as
-    ``find_target`` knows it, numbers of layers, a file. What was not asked for is used if it is
-    next to the target; a draft also has to fit. Raises ValueError or FileNotFoundError for what
-    cannot be read.
+    It is what is given: a ``draft``, as ``find_target`` knows it, or exit 0 alone as ``exits``.
+    Otherwise it is the draft of the target's family, next to the target, if that fits. If it does
+    not, stderr says why. Raises ValueError or FileNotFoundError for a given one that cannot draft.
     """
-    folder = target.path.absolute()
-    table_asked = exits is not None and 0 in exits
-    nothing_asked = draft is None and exits is None
-    if datastore is None and (table_asked or nothing_asked):
-        file = folder.with_name(f"{folder.name}-datastore.safetensors")
-        datastore = file if file.is_file() else None
-    table = "exit 0, the n-grams of the text"
-    if datastore is not None:
-        table += f" and of {datastore}"
-    if (table_asked and len(exits) == 1) or (nothing_asked and datastore is not None):
-        return FoundDraft(None, datastore, table)
+    if exits is not None and list(exits) == [0]:
+        return None
     if draft is not None:
         found = read_folder(find_target(draft))
-        words = f"{found.path}, as given"
-    else:
-        is_vicuna = folder.name in FOLDER_OF_SIZE.values()
-        family = "vicuna" if is_vicuna else folder.name.split("-")[0]
-        place = folder.with_name(f"{family}-draft")
-        words = f"found by its family's name: {place}"
-        if exits is not None and not place.is_dir():
-            words = "exits with layers need a draft (--draft), as there is no folder"
-            raise FileNotFoundError(f"{words} {place}")
-        found = read_folder(place) if exits is not None else read_fitting(place, target)
-        if found is None:
-            return FoundDraft(None, None, f"{table}, as there is no {place} that fits")
-    return FoundDraft(found, datastore, f"{words}; and {table}" if table_asked else words)
-
-
-def read_fitting(place: Path, target: ModelFolder) -> ModelFolder | None:
-    """The draft in a folder that nobody asked for; None if it is not there or does not fit.
-
-    If it is there, stderr says why it is not used.
-    """
+        refuse_other_vocabulary(found, target)
+        return found
+    folder = target.path.absolute()
+    is_vicuna = folder.name in FOLDER_OF_SIZE.values()
+    family = "vicuna" if is_vicuna else folder.name.split("-")[0]
+    place = folder.with_name(f"{family}-draft")
     if not place.is_dir():
         return None
     try:
-        draft = read_folder(place)
-        refuse_other_size(draft, target)
+        return find_draft(target, place)
     except (ValueError, OSError) as error:
         tell(f"{place}, the draft next to the target, is not used: {error}")
         return None
-    return draft
 
 
-def refuse_other_size(draft: ModelFolder, target: ModelFolder) -> None:
-    """Raise ValueError if a draft cannot have the vocabulary of a target."""
-    sizes = draft.config.vocab_size, target.config.vocab_size
-    if abs(sizes[0] - sizes[1]) > PADDING:
-        words = f"{sizes[0]} and {sizes[1]} tokens"
-        raise ValueError(f"draft and target must share a vocabulary, not have {words}")
+def find_datastore(target: ModelFolder) -> Path | None:
+    """The datastore next to a ``target``, if there is one."""
+    folder = target.path.absolute()
+    file = folder.with_name(f"{folder.name}-datastore.safetensors")
+    return file if file.is_file() else None

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 
 def trace(decoder: Decoder, pair: Pair, file: Path) -> Iterator[Step]:
     """Yield the steps of an answer, and write them to ``file`` as a page."""
-    draft = pair.found.draft
+    draft = pair.draft_folder
     about = {"target": pair.folder.path.name, "draft": draft and draft.path.name}
     about["colors"] = {each: color.name for each, color in color_exits(decoder.stats.exits).items()}
     recorder = Recorder(pair.tokenizer, decoder, about)
