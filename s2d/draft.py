@@ -8,7 +8,6 @@ import math
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from .mask import unread
 from .model import Llama, move_up, with_room
@@ -48,18 +47,12 @@ class LayerExit:
 
     Exit 2 has read all ten entries, and exit 3 the first 8. Now the target accepts the nodes b and
     d. Exit 2 keeps their entries, 6 and 8. Exit 3 keeps entry 6, and reads d later, as context.
-
-    The target has ``vocab_size`` tokens. A token that only one of the models has is never drafted.
-    The target may emit it, and then the draft reads its own last token in the place of this one.
     """
 
-    def __init__(
-        self, model: Llama, previous: "LayerExit | None", exit_layer: int, vocab_size: int
-    ) -> None:
+    def __init__(self, model: Llama, previous: "LayerExit | None", exit_layer: int) -> None:
         if previous is not None and previous.model is not model:
             raise ValueError("exits: layers of another model come after all exits of the draft")
         self.model = model
-        self.more_tokens = vocab_size - model.config.vocab_size  # a negative number cuts
         self.previous = previous
         self.exit_layer = exit_layer
         self.max_positions = model.config.max_position_embeddings
@@ -74,8 +67,6 @@ class LayerExit:
         end = self.cache.length
         hidden = self.hidden[0, end - len(nodes) : end]  # (R, hidden)
         logits = self.model.logits(hidden)  # (R, V)
-        if self.more_tokens != 0:
-            logits = F.pad(logits, (0, self.more_tokens), value=-math.inf)
         # At temperature 1, so that thresholds mean the same at any temperature. If the exit is sure
         # about one node, that is enough for all. So it is in the authors' code.
         return Prediction(logits, warp(logits, temperature=1.0).max(), hidden)
@@ -92,7 +83,7 @@ class LayerExit:
             start = self.cache.length
             end = start + tokens.shape[1]
             if self.previous is None:
-                hidden = self.model.embed(tokens.clamp(max=self.model.config.vocab_size - 1))
+                hidden = self.model.embed(tokens)
             else:
                 hidden = self.previous.hidden[:, start:end]
             hidden = self.model.run_layers(

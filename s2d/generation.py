@@ -1,11 +1,14 @@
 """``generate`` and ``start``: from options to a Decoder."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
+from math import inf
 from operator import index
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from .decoder import Decoder
 from .draft import Exit, LayerExit, SortedDraft
@@ -113,15 +116,11 @@ def as_ids(tokens: Ids, vocab_size: int) -> list[int]:
 def make_exits(target: Llama, draft: Llama | None, options: Options) -> list[Exit]:
     """The exits of an answer. Each exit with layers goes on from the one before it."""
     if options.exits and draft is not None:
-        refuse_other_vocabulary(draft, target)
-    vocab_size = target.config.vocab_size
+        draft = with_vocabulary_of(target, draft)
     exits: list[Exit] = []
     previous = None
     for each in options.exits:
-        if callable(each):
-            exit_ = each(target, draft)
-        else:
-            exit_ = LayerExit(draft, previous, each, vocab_size)
+        exit_ = each(target, draft) if callable(each) else LayerExit(draft, previous, each)
         if isinstance(exit_, LayerExit):
             previous = exit_
         exits.append(exit_)
@@ -136,6 +135,23 @@ def refuse_other_vocabulary(draft: Any, target: Any) -> None:
     if abs(sizes[0] - sizes[1]) > PADDING:
         words = f"{sizes[0]} and {sizes[1]} tokens"
         raise ValueError(f"draft and target must share a vocabulary, not have {words}")
+
+
+def with_vocabulary_of(target: Llama, draft: Llama) -> Llama:
+    """A ``draft`` that predicts the tokens of a ``target``, with the same weights.
+
+    A token that only one of them has is never drafted. If the target emits it, the draft reads its
+    own last token in its place.
+    """
+    refuse_other_vocabulary(draft, target)
+    own_size = draft.config.vocab_size
+    more = target.config.vocab_size - own_size  # padding by a negative number cuts
+    if more == 0:
+        return draft
+    fitted = copy(draft)
+    fitted.embed = lambda tokens: draft.embed(tokens.clamp(max=own_size - 1))
+    fitted.logits = lambda hidden: F.pad(draft.logits(hidden), (0, more), value=-inf)
+    return fitted
 
 
 def make_rule(rule: str | Callable[..., Rule], distribution: Distribution, draws: Draws) -> Rule:

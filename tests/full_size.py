@@ -23,6 +23,8 @@ from s2d.model import Llama, LlamaConfig  # noqa: E402
 
 SHAPES = {  # vocabulary, hidden size, MLP width, layers, heads, KV heads, head size
     "7b": (32000, 4096, 11008, 32, 32, 32, 128),  # Vicuna 7B, Llama 2 7B
+    "13b": (32000, 5120, 13824, 40, 40, 40, 128),
+    "70b": (32000, 8192, 28672, 80, 64, 8, 128),
     "8b": (128256, 4096, 14336, 32, 32, 8, 128),  # Llama 3 8B: grouped heads
     "tiny-7b": (1000, 64, 172, 16, 4, 4, 16),
     "tiny-8b": (1000, 64, 172, 16, 4, 2, 16),

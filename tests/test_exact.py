@@ -18,13 +18,14 @@ import pytest
 import torch
 from helpers import DEVICE, ByLastToken, drawn_options, nearly_equal, random_llama, random_tokens
 
-from s2d import LayerExit, StopStrings, generate, generate_many, mask, start
+from s2d import StopStrings, generate, generate_many, mask, start
+from s2d.generation import with_vocabulary_of
 from s2d.mcsd.decision import with_decision
 from s2d.mcsd.roots import RootsDecoder
 from s2d.ngram.datastore import Datastore, reading
 from s2d.proof import Law, law, text_law
 from s2d.sampling import Draws, warp
-from s2d.tree import TARGET, FixedShape, GrowingShape, Tree
+from s2d.tree import TARGET, GrowingShape
 
 SHAPES = [(1, 1, 1, 1), (3, 1, 1), (2, 2, 1), (1, 3)]
 SHAPES += [GrowingShape(2, 3, 5), GrowingShape(3, 3, 12), GrowingShape(4, 2, 3)]
@@ -164,12 +165,12 @@ def test_an_end_within_a_path_leaves_p():
 
 def test_a_draft_with_fewer_or_more_tokens_predicts_as_before():
     """Those that both models have. That it stays exact is enumerated above."""
-    draft, tree, rows = random_llama(1), Tree([3, 1], FixedShape((1,))), {}
-    for size in (50, 61, 90):
-        exit_ = LayerExit(draft, previous=None, exit_layer=4, vocab_size=size)
-        rows[size] = exit_.predict(tree, [tree.root]).logits[0]
-    assert torch.equal(rows[50], rows[61][:50]) and torch.equal(rows[90][:61], rows[61])
-    assert (rows[90][61:] == -torch.inf).all()
+    draft = random_llama(1)
+    tokens = torch.tensor([[3, 1]], device=draft.device)
+    smaller, larger = (with_vocabulary_of(random_llama(0, vocab_size=n), draft) for n in (50, 90))
+    assert torch.equal(smaller(tokens), draft(tokens)[..., :50])
+    assert torch.equal(larger(tokens)[..., :61], draft(tokens)) and larger(tokens).shape[2] == 90
+    assert torch.equal(larger.embed(tokens + 80), draft.embed(tokens * 0 + 60))
 
 
 def test_every_method_ends_at_the_same_stop_string(mini, tokenizer):

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from full_size import SHAPES
 from helpers import random_llama
 from theirs import load_transformers, random_transformers
 
 from s2d import load_model
-from s2d.checkpoint import save_model
+from s2d.checkpoint import empty_model, save_model
+from s2d.model import LlamaConfig
 
 LLAMA3 = dict(rope_type="llama3", factor=7.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LLAMA3 |= dict(original_max_position_embeddings=64, rope_theta=5000.0)
@@ -34,6 +36,16 @@ def test_logits_equal_transformers(variant, tmp_path):
         ours = load_model(tmp_path, dtype="float64")(tokens)
     assert theirs.abs().max() > 1.0  # the comparison would be empty on near-zero logits
     assert (ours - theirs).abs().max() < 1e-10 * theirs.abs().max()
+
+
+PUBLISHED = {"7b": 6_738_415_616, "13b": 13_015_864_320, "70b": 68_976_648_192}
+
+
+@pytest.mark.parametrize("shape", PUBLISHED)
+def test_models_have_the_published_sizes(shape):
+    """Of Llama 2, and of Vicuna 7B and 13B."""
+    model = empty_model(LlamaConfig(*SHAPES[shape]))
+    assert sum(each.numel() for each in model.parameters()) == PUBLISHED[shape]
 
 
 OURS = [

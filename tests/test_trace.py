@@ -204,7 +204,7 @@ def test_the_page_shows_the_record(case, known, tokenizer):
     given = {name for name in values if values[name] is not None}
     assert {each.split(": ")[0] for each in options.split(" · ")} == given
     rule = about["options"]["rule"]
-    assert f" · rule: {rule} · " in options
+    assert f" · rule: {rule}" in options
     colors = {int(exit): f"exit {name}" for exit, name in about["colors"].items()}
     given = [exit for step in data["steps"] for exit in step["sources"]]
     assert sources == [colors.get(exit, "target") for exit in given]

@@ -44,10 +44,10 @@ def answer(args: Namespace, watch: Watch) -> int:
 
 def choose(args: Namespace) -> Choice:
     """The target, what drafts for it, and the options; ValueError for what cannot be run."""
-    names = {field.name for field in fields(Options)} | {"draft_length", "tree"}
-    names |= {"bitwise", "init", "decision", "datastore"}
-    typed = {name: value for name, value in vars(args).items() if value is not None}
-    given = {name: typed[name] for name in names & typed.keys()}
+    names = {field.name for field in fields(Options)}
+    names |= {"draft_length", "bitwise", "init", "decision", "datastore"}
+    given = {name: vars(args)[name] for name in names & vars(args).keys()}
+    given = {name: value for name, value in given.items() if value is not None}
     check_device(args.device)
     choice = choose_pair(args.target, args.draft, **given)
     if args.stop_strings:
@@ -99,12 +99,10 @@ def answer_prompt(args: Namespace, choice: Choice, watch: Watch) -> None:
     if args.json:
         for _ in steps:
             pass
-    else:
-        stream(steps, pair, args.stop_strings)
-    generation = decoder.result()
-    if args.json:
-        show(as_json(generation, args, pair, prompt=text))
+        show(as_json(decoder.result(), args, pair, prompt=text))
         return
+    stream(steps, pair, args.stop_strings)
+    generation = decoder.result()
     print(f"\n{report(generation, pair)}", file=sys.stderr)
     # A comparison takes ten more answers. Without --compare, it is made for the example only.
     if args.compare or (args.prompt is None and args.method != "ar"):

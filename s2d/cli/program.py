@@ -3,6 +3,7 @@
 import argparse
 import json
 import platform
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -107,6 +108,5 @@ def add_drafting_options(parser: Any) -> None:
 def name_processor() -> str:
     """As Linux calls it; elsewhere, as Python does."""
     file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    found = re.search("model name.*: (.*)", file.read_text()) if file.is_file() else None
+    return found[1] if found else platform.processor()

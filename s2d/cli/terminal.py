@@ -14,12 +14,15 @@ from typing import Any
 
 import torch
 
+from ..checkpoint.load import name_of
 from ..checkpoint.notices import CONTROLS, tell
 from ..checkpoint.tokenizer import TextStream
-from ..generation import decide, make_decoder
+from ..generation import make_decoder
 from ..model import Llama
+from ..ngram.table import TableExit
 from ..options import Options
 from ..pair.loading import Pair
+from ..passes.bitwise import BitwiseDecoder
 from ..sampling import Draws
 from ..stats import Generation, Step
 from ..tree import FixedShape, GrowingShape
@@ -72,16 +75,11 @@ def report(generation: Generation, pair: Pair) -> str:
             exits.append(f"exit {exit_layer}: {words}")
         lines.append(f"exits          {'; '.join(exits)}")
     words = "lossless" if generation.exact else "not lossless (its rule is not)"
-    if generation.exact and is_bitwise(options):
+    if generation.exact and options.decoder is BitwiseDecoder:
         words += ", bit for bit, as --method ar --bitwise"
     elif generation.exact and pair.target.dtype != torch.float64:
-        words += f", up to rounding in {name_of(pair.target)}"
+        words += f", up to rounding in {name_of(pair.target.dtype)}"
     lines.append(f"method         {options.method}, {words}")
-    if options.rule == "rejection" and options.temperature == 0:
-        lines.append("rejection      nothing is drawn at temperature 0")
-    elif options.rule == "rejection" and options.tree.prunes:
-        words = "a token of a growing tree is not drawn from q, and is tested by p alone"
-        lines.append(f"rejection      {words}")
     return "\n".join(lines)
 
 
@@ -93,10 +91,9 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
     tell("timing the target alone and the method in turns, to compare")
     count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
     options = replace(answer.options, max_new_tokens=count)
-    same = "max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop_at"
-    if is_bitwise(options):
-        same += ("decoder",)
-    target_alone = decide(None, method="ar", **{name: getattr(options, name) for name in same})
+    decoder = BitwiseDecoder if options.decoder is BitwiseDecoder else None
+    no_draft = dict(method="ar", exits=(), tree=FixedShape(()), decoder=decoder)
+    target_alone = replace(options, **no_draft)
     alone = []
     drafted = []
     for _ in range(TURNS):
@@ -112,7 +109,7 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
             gap = gap_in_steps(pair.target, options, options.seed, before, tokens)
             cause = "by rounding" if gap <= ROUNDING else "which is a fault"
             words = f"the target alone has another token {place + 1}, {gap:.1f} steps apart"
-            return f"{line}\ntext           {words} in {name_of(pair.target)}: {cause}"
+            return f"{line}\ntext           {words} in {name_of(pair.target.dtype)}: {cause}"
     return line
 
 
@@ -144,20 +141,6 @@ def speed_of(generation: Generation) -> float:
     return len(generation.tokens) / generation.stats.seconds
 
 
-def is_bitwise(options: Options) -> bool:
-    """Whether all passes of the target have one form."""
-    if options.decoder is None:
-        return False
-    from ..passes.bitwise import BitwiseDecoder
-
-    return options.decoder is BitwiseDecoder
-
-
-def name_of(model: Llama) -> str:
-    """The name of a model's dtype."""
-    return str(model.dtype).removeprefix("torch.")
-
-
 def describe(options: Options) -> dict[str, Any]:
     """Settings as JSON can hold them; parts of one's own by their names and by what they hold."""
     return json.loads(json.dumps(vars(options), default=plain))
@@ -166,27 +149,17 @@ def describe(options: Options) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """A shape of ours by its numbers, exit 0 by its own, and another part by what tells it apart.
 
-    That is the name of a class or function, the line of a function without a name, and the values
-    that a partial, a closure or an object holds.
+    That is its name, the line of a function, and the values that a closure or an object holds.
     """
     if isinstance(value, FixedShape | GrowingShape):
         return asdict(value)
     if isinstance(value, type):
-        from ..ngram.table import TableExit
-
         return value.exit_layer if issubclass(value, TableExit) else value.__qualname__
-    if isinstance(value, partial):
-        return {"partial": value.func, "arguments": [*value.args], "keywords": value.keywords}
+    text = getattr(value, "__qualname__", None) or repr(value)
+    held = getattr(value, "__dict__", None)
     if isinstance(value, FunctionType):
-        text = value.__qualname__
-        if "<" in text:
-            text += f" in line {value.__code__.co_firstlineno}"
+        text += f" in line {value.__code__.co_firstlineno}"
         held = [cell.cell_contents for cell in value.__closure__ or ()]
-        held += value.__defaults__ or ()
-    elif type(value).__repr__ is object.__repr__:
-        text, held = type(value).__name__, getattr(value, "__dict__", None)
-    else:
-        text, held = repr(value), None
     text += f" with {held}" if held else ""
     return re.sub(" at 0x[0-9a-f]+", "", text)  # an address is another one in each run
 
@@ -205,7 +178,7 @@ def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -
         "options": describe(generation.options),
         "arguments": vars(args),
         "device": pair.target.device,
-        "dtype": name_of(pair.target),
+        "dtype": name_of(pair.target.dtype),
         "stats": {
             "accept_lengths": stats.accept_lengths,
             "seconds": stats.seconds,

@@ -35,8 +35,7 @@ class RootsDecoder(Decoder):
         self.roots: list[int] = []  # of the next tree; the first one is the target's choice
         self.count = 1
         if self.options.rule == "rejection" and self.options.exits:
-            shape = self.options.tree
-            self.count = shape.width(Tree(self.context, shape).root)
+            self.count = self.options.tree.width(Node(self.context[-1]))
             self.rule = LongestPath(self.root_rule, self.count)
 
     def draft(self) -> Tree:

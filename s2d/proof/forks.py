@@ -70,9 +70,6 @@ def law(program: Program, points: int = 2048, limit: int = 100_000) -> Law:
     ends: list[tuple[Path, Outcome, float]] = []
     waiting: list[Path] = [[]]
     with ExitStack() as stack:
-        stack.callback(torch.set_rng_state, torch.get_rng_state())
-        stack.callback(random.setstate, random.getstate())
-        stack.callback(np.random.set_state, np.random.get_state())
         with suppress(Exception):
             list(program(Draws(seed=0)))  # loads the modules that it imports: these may seed
         forks = Forks(points)
