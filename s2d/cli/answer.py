@@ -15,6 +15,7 @@ from ..generation import make_decoder
 from ..options import Options
 from ..pair.loading import Choice, Pair, choose_pair, load_chosen
 from ..pair.names import MINIATURE_PROMPTS, miniature_note
+from ..passes.batch import decode_many
 from ..passes.tensor_parallel import from_rank_0, join_processes  # for torchrun
 from ..stats import Step
 from .terminal import as_json, compare_speed, report, show, stream
@@ -71,8 +72,7 @@ def load(choice: Choice, args: Namespace) -> Pair:
     if note := miniature_note(args.target):
         tell(note)
     tell(f"loading target {choice.folder.path}, draft {choice.drafting}")
-    words = "plain text (--raw)" if args.raw else choice.tokenizer.chat_format.name
-    tell(f"prompt format: {words}")
+    tell(f"prompt format: {'plain text' if args.raw else choice.tokenizer.chat_format.name}")
     pair = load_chosen(choice, args.device, args.dtype)
     tell(f"target on {placement(pair.target)}")
     return pair
@@ -128,8 +128,6 @@ def read_lines(args: Namespace) -> list[tuple[int, str]]:
 
 def answer_lines(lines: list[tuple[int, str]], args: Namespace, choice: Choice) -> int:
     """Answer each of ``lines``, in their order; returns 2 if there is one without an answer."""
-    from ..passes.batch import decode_many
-
     prompts = [encode([line], args, choice.tokenizer) for _, line in lines]
     pair = load(choice, args)
     code = 0

@@ -56,7 +56,8 @@ def reading(datastore: "Datastore") -> type[TableExit]:
     class ReadingExit(TableExit):
         def __init__(self, target: Llama, draft: Llama | None = None) -> None:
             check_datastore(datastore, target.config.vocab_size)
-            super().__init__(target, draft, datastore)
+            super().__init__(target, draft)
+            self.tables.append(datastore)
 
     return ReadingExit
 
@@ -65,9 +66,8 @@ def save_datastore(path: Path, documents: list[list[int]], config: LlamaConfig) 
     """Write ``documents``, lists of ids, as the datastore of a target of ``config``."""
     if not config.eos_token_ids:
         raise ValueError("the target has no EOS token, with which the documents of a datastore end")
-    tokens: list[int] = []
-    for document in documents:
-        tokens += [*document, config.eos_token_ids[0]]
+    end = config.eos_token_ids[0]
+    tokens = [token for document in documents for token in (*document, end)]
     dtype = torch.uint16 if config.vocab_size <= 2**16 else torch.int32
     with staged(path) as stage:
         save_file({"tokens": torch.tensor(tokens, dtype=dtype)}, stage)

@@ -84,7 +84,7 @@ def distribution(tables: list[Table], context: list[int]) -> dict[int, float]:
 
 
 class TableExit:
-    """Exit 0: what followed the last tokens before, in this text or in a ``datastore``.
+    """Exit 0: what followed the last tokens before, in this text or in other ``tables``.
 
     What a row leaves to unknown tokens is divided among all tokens alike, so that it sums to 1.
     """
@@ -96,14 +96,12 @@ class TableExit:
     # Alone: tuned on SmolLM2-135M with its datastore (end of bench/README.md).
     drafting = dict(method="s2d-tree", draft_length=4, stop=0.03, tree_stop=0.03, tree=(3, 5, 5))
 
-    def __init__(
-        self, target: Llama, draft: Llama | None = None, datastore: Table | None = None
-    ) -> None:
+    def __init__(self, target: Llama, draft: Llama | None = None) -> None:
         self.vocab_size = target.config.vocab_size
         self.device = target.device
         self.dtype = torch.promote_types(target.dtype, torch.float32)
         self.text = Text()
-        self.tables = [self.text] if datastore is None else [self.text, datastore]
+        self.tables: list[Table] = [self.text]
         self.text_length = 0  # tokens of the context that ``text`` has
 
     def predict(self, tree: Tree, nodes: Sequence[Node]) -> Prediction:
@@ -111,18 +109,13 @@ class TableExit:
         self.text.grow(tree.context[self.text_length :])
         self.text_length = len(tree.context)
         before = tree.context[-ORDER:]
-        floors = []  # of each row, the probability of an unknown token
-        rows: list[int] = []  # of the known tokens
-        tokens: list[int] = []
-        probs: list[float] = []
-        for row, node in enumerate(nodes):
-            drafted = [each.token for each in node.path[1:]]
-            known = distribution(self.tables, [*before, *drafted])
-            floor = max(1e-9, 1.0 - sum(known.values())) / self.vocab_size
-            floors.append(floor)
-            rows += [row] * len(known)
-            tokens += known.keys()
-            probs += [floor + prob for prob in known.values()]
+        texts = [[*before, *(each.token for each in node.path[1:])] for node in nodes]
+        known = [distribution(self.tables, text) for text in texts]
+        # Of each row, the probability of an unknown token.
+        floors = [max(1e-9, 1.0 - sum(each.values())) / self.vocab_size for each in known]
+        rows = [row for row, each in enumerate(known) for _ in each]
+        tokens = [token for each in known for token in each]
+        probs = [floor + prob for floor, each in zip(floors, known) for prob in each.values()]
         unknown = to_device(np.log(floors), self.device, self.dtype)[:, None]  # (R, 1)
         logits = unknown.expand(-1, self.vocab_size).contiguous()  # (R, V)
         where = to_device(np.array([rows, tokens]), self.device, torch.long)  # (2, known)
