@@ -6,7 +6,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from math import floor, log2
 from statistics import median
 from types import FunctionType
