@@ -28,7 +28,7 @@ from s2d import generate, start
 from s2d.bench.peers import run_peer
 from s2d.checkpoint import check_device
 from s2d.checkpoint.config import config_to_dict
-from s2d.checkpoint.files import refuse_existing
+from s2d.checkpoint.files import taken
 from s2d.cli.ending import run_program
 from s2d.cli.program import Parser
 from s2d.model import Llama
@@ -129,8 +129,12 @@ def run(arguments: list[str] | None) -> int:
     parser.add_argument("--small", action="store_true", help="tiny models, and few of the tests")
     args = parser.parse_args(arguments)
     device = check_device(args.device)
-    file = refuse_existing(args.out / "gpu.md")
-    file.parent.mkdir(parents=True, exist_ok=True)
+    with taken(args.out / "gpu.md") as file:
+        return check_all(device, args.small, file)
+
+
+def check_all(device: torch.device, small: bool, file: Path) -> int:
+    """The exit code; what is found goes to ``file`` as it is found."""
 
     def say(line: str) -> None:
         print(line, flush=True)
@@ -139,10 +143,10 @@ def run(arguments: list[str] | None) -> int:
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     say(f"{name}, torch {torch.__version__}")
-    checks = dict(check(device, args.small))
-    for shape in ("tiny-7b", "tiny-8b") if args.small else ("7b", "8b"):
+    checks = dict(check(device, small))
+    for shape in ("tiny-7b", "tiny-8b") if small else ("7b", "8b"):
         say(f"\n{shape}\n\n| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
-        length = 8 if args.small else 128
+        length = 8 if small else 128
         same = measure(make_model(shape, device, torch.bfloat16), length, say)
         checks[f"{shape}, bitwise"] = same
     for each, is_right in checks.items():

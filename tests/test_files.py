@@ -3,13 +3,14 @@
 import os
 import re
 import resource
+from contextlib import ExitStack
 
 import pytest
 import torch
 from helpers import raises_line
 from safetensors.torch import save_file
 
-from s2d.checkpoint.files import refuse_existing, staged
+from s2d.checkpoint.files import staged, taken
 
 
 def test_a_folder_appears_whole_and_is_never_replaced(tmp_path):
@@ -24,10 +25,11 @@ def test_a_folder_appears_whole_and_is_never_replaced(tmp_path):
         assert not (tmp_path / "new/m").exists()
     assert os.listdir(tmp_path / "new") == ["m"]
     (tmp_path / "plain").touch()
-    for taken in ("new/m", "plain"):
+    begin = ExitStack().enter_context
+    for there in ("new/m", "plain"):
         message = "is there already; remove it or name another"
-        raises_line(refuse_existing, ValueError, message, tmp_path / taken)
-    raises_line(refuse_existing, OSError, "cannot be written: Not a dir", tmp_path / "plain/a/b")
+        raises_line(begin, ValueError, message, taken(tmp_path / there))
+    raises_line(begin, OSError, "cannot be written: Not a dir", taken(tmp_path / "plain/a/b"))
 
 
 def test_the_files_of_safetensors_have_the_permissions_of_any_new_file(tmp_path):

@@ -14,6 +14,7 @@ from helpers import WEIGHTS, change_json, program, refuses
 import run
 from s2d import Tokenizer
 from s2d.checkpoint.config import read_folder
+from s2d.checkpoint.files import taken
 from s2d.checkpoint.tokenizer import TextStream
 from s2d.cli.answer import choose, read_lines
 from s2d.cli.ending import run_program
@@ -167,8 +168,10 @@ def test_a_page_is_written_besides_the_answer(tmp_path, capsys):
     out, error = capsys.readouterr()
     assert page.is_file() and f"\nwrote {page}\n" in error and re.search("\nspeed .* times", error)
     assert out == "The capital of Tadastan is Vorbiburg.\n"
-    for path in (page, page / "page.html"):
-        refuses(run.main, capsys, str(page), *line, "--trace", path)
+    held = tmp_path / "held.html"
+    with taken(held):  # by another run
+        for path, message in ((page, "page.html"), (page / "a", "page.html"), (held, "by another")):
+            refuses(run.main, capsys, message, *line, "--trace", path)
 
 
 def test_the_chat_template_is_used_where_there_is_one(tmp_path, capsys):

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,22 +45,6 @@ def read_safetensors(path: Path | str, what: str) -> tuple[dict[str, Tensor], di
         raise ValueError(f"no {what} at {path}: {error}") from None
 
 
-def refuse_existing(path: Path | str) -> Path:
-    """``path``, an output that can be written. Programs ask for it before a long run.
-
-    Raises ValueError if it is there already, and OSError if its folder cannot be written to.
-    """
-    if os.path.lexists(path):
-        raise ValueError(f"{path} is there already; remove it or name another")
-    folder = next(folder for folder in Path(path).absolute().parents if folder.exists())
-    # As ``staged`` does: the permissions of /proc do not say that nobody can write there.
-    try:
-        TemporaryDirectory(prefix=f".{Path(path).name}.", dir=folder).cleanup()
-    except OSError as error:
-        raise OSError(f"{path} cannot be written: {error.strerror}") from None
-    return Path(path)
-
-
 @contextmanager
 def taken(path: Path | str) -> Iterator[Path]:
     """Hold ``path``, an output that is not there yet, for a program that writes it at its end.
@@ -69,9 +53,9 @@ def taken(path: Path | str) -> Iterator[Path]:
     Of torchrun's processes the first one does so. Raises ValueError if the output is there already
     or another program holds it, and OSError if it cannot be written.
     """
-    from fcntl import LOCK_EX, LOCK_NB, flock  # Windows has none
-
-    path = refuse_existing(path)
+    path = Path(path)
+    if os.path.lexists(path):
+        raise ValueError(f"{path} is there already; remove it or name another")
     if os.environ.get("RANK", "0") != "0":
         yield path
         return
@@ -84,15 +68,18 @@ def taken(path: Path | str) -> Iterator[Path]:
         raise OSError(f"{path} cannot be written: {error.strerror}") from None
     with file:
         try:
+            from fcntl import LOCK_EX, LOCK_NB, flock
+
             flock(file, LOCK_EX | LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{path} is being written by another program") from None
-        except OSError:
-            pass  # some file systems of clusters have no locks
+        except (OSError, ImportError):
+            pass  # Windows has no such locks, nor have some file systems of clusters
         try:
             yield path
         finally:
-            lock.unlink(missing_ok=True)
+            with suppress(OSError):  # Windows keeps a file that is open
+                lock.unlink()
 
 
 @contextmanager

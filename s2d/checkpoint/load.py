@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..model import Llama, LlamaConfig
 from .config import DTYPES, ModelFolder, config_to_dict, read_folder
-from .files import read_json, refuse_existing, staged
+from .files import read_json, staged
 from .layout import quicken
 from .notices import progress
 
@@ -201,14 +201,14 @@ def save_model(
 ) -> None:
     """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
 
-    The tokenizer in the folder ``tokenizer_from`` is copied along. ValueError: ``path`` is there.
+    The tokenizer in the folder ``tokenizer_from`` is copied along. ValueError: there is a folder.
     """
     state = model.state_dict()
     if model.config.tie_word_embeddings:
         del state[HEAD]
     tensors = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in state.items()}
     config = config_to_dict(model.config, dtype, model.drafting)
-    with staged(refuse_existing(path)) as stage:
+    with staged(path) as stage:
         stage.mkdir()
         for name in COMPANIONS:
             if tokenizer_from and Path(tokenizer_from, name).is_file():

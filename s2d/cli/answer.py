@@ -3,11 +3,11 @@
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 
 from ..checkpoint import check_device, placement
-from ..checkpoint.files import read_text, refuse_existing
+from ..checkpoint.files import read_text, taken
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import StopStrings, Tokenizer
 from ..decoder import Decoder
@@ -31,16 +31,17 @@ def answer(args: Namespace, watch: Watch) -> int:
     Prompts are encoded before the models are loaded, which takes long, as they may be refused.
     """
     join_processes()
-    if args.trace is not None:
-        refuse_existing(args.trace)
-    choice = choose(args)
-    if args.prompts or args.examples:
-        return answer_lines(read_lines(args), args, choice)
-    if args.interactive:
-        hold_conversation(args, choice)
-    else:
-        answer_prompt(args, choice, watch)
-    return 0
+    with ExitStack() as outputs:
+        if args.trace is not None:
+            outputs.enter_context(taken(args.trace))
+        choice = choose(args)
+        if args.prompts or args.examples:
+            return answer_lines(read_lines(args), args, choice)
+        if args.interactive:
+            hold_conversation(args, choice)
+        else:
+            answer_prompt(args, choice, watch)
+        return 0
 
 
 def choose(args: Namespace) -> Choice:

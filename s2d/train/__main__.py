@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 from ..cli.ending import run_program
@@ -16,9 +15,7 @@ def run(arguments: list[str] | None) -> None:
     """Do what the command line says, in each of the processes that torchrun started, if it did."""
     import torch.distributed as dist
 
-    from ..checkpoint.files import taken
     from ..passes.tensor_parallel import join_processes, own_device
-    from .family import train_mini
     from .fit import Run
     from .nested import train_soft
 
@@ -28,10 +25,7 @@ def run(arguments: list[str] | None) -> None:
     if dist.is_initialized() and train is not train_soft:
         raise ValueError("this trains in a single process; start it without torchrun")
     device = own_device(options.pop("device"))
-    out = options.pop("out")
-    # These two take their outputs themselves, as they do if Python calls them.
-    with nullcontext() if train in (train_soft, train_mini) else taken(out):
-        train(Run(out, str(device), options.pop("seed")), **options)
+    train(Run(options.pop("out"), str(device), options.pop("seed")), **options)
 
 
 def parse(arguments: list[str] | None) -> Any:

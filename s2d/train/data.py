@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..checkpoint.chat import Message, as_dialogue
 from ..checkpoint.config import read_folder
-from ..checkpoint.files import read_text
+from ..checkpoint.files import read_text, taken
 from ..checkpoint.notices import progress, tell
 from ..checkpoint.tokenizer import Messages, Tokenizer
 from ..ngram.datastore import save_datastore
@@ -230,8 +230,9 @@ def make_rows(
 
 def make_datastore(run: Run, target: str, files: list[Path]) -> None:
     """Write the texts of ``files``, as ids of ``target``, for ``run.py --datastore`` to read."""
-    folder = read_folder(find_target(target))
-    tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
-    documents = [tokenizer.encode(read_text(file)) for file in files]
-    save_datastore(run.out, documents, folder.config)
+    with taken(run.out):
+        folder = read_folder(find_target(target))
+        tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
+        documents = [tokenizer.encode(read_text(file)) for file in files]
+        save_datastore(run.out, documents, folder.config)
     tell(f"{run.out}: {len(documents)} documents, {sum(map(len, documents))} tokens")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ..checkpoint.files import refuse_existing
+from ..checkpoint.files import taken
 from ..checkpoint.notices import progress, tell
 from ..generation import start
 from ..mcsd.decision import Decision, fingerprint, save_decision, with_decision
@@ -85,21 +85,21 @@ def train_decision(
     run: Run, target: str, draft: str, features: str, data: str, prompts: int, epochs: int
 ) -> None:
     """Learn from the answers to the first ``prompts`` questions of ``data``, and save."""
-    refuse_existing(run.out)
-    # Not the questions that the draft has learnt from, unless they are those of a file.
-    records = read_records(data, run.seed + 2)
-    pair = load_pair(target, draft, device=run.device)
-    room = pair.target.config.max_position_embeddings - 16  # for a draft
-    firsts = (rounds[0][0] for rounds in read_dialogues(data, records, pair.tokenizer))
-    questions = list(islice((each for each in firsts if len(each) < room), prompts))
-    firsts.close()  # now it tells what was passed over
-    if not questions:
-        raise ValueError(f"{data} has no question that is short enough for {target}")
-    torch.manual_seed(run.seed)
-    size = pair.draft.config.hidden_size
-    name = fingerprint(pair.draft.model.norm.weight)
-    decision = Decision(features, size, THRESHOLD, name).to(pair.draft.device)
-    inputs, labels = collect(decision, pair, questions)
-    fit_decision(decision, inputs, labels, epochs, run.seed)
-    save_decision(decision, run.out)
+    with taken(run.out):
+        # Not the questions that the draft has learnt from, unless they are those of a file.
+        records = read_records(data, run.seed + 2)
+        pair = load_pair(target, draft, device=run.device)
+        room = pair.target.config.max_position_embeddings - 16  # for a draft
+        firsts = (rounds[0][0] for rounds in read_dialogues(data, records, pair.tokenizer))
+        questions = list(islice((each for each in firsts if len(each) < room), prompts))
+        firsts.close()  # now it tells what was passed over
+        if not questions:
+            raise ValueError(f"{data} has no question that is short enough for {target}")
+        torch.manual_seed(run.seed)
+        size = pair.draft.config.hidden_size
+        name = fingerprint(pair.draft.model.norm.weight)
+        decision = Decision(features, size, THRESHOLD, name).to(pair.draft.device)
+        inputs, labels = collect(decision, pair, questions)
+        fit_decision(decision, inputs, labels, epochs, run.seed)
+        save_decision(decision, run.out)
     tell(f"{run.out}: it learnt from {data}, {epochs} times {len(labels)} drafted tokens")
