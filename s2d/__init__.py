@@ -21,7 +21,7 @@ PUBLIC = {
     "load_pair": "pair.loading",
     "generate": "generation",
     "generate_many": "passes.batch",
-    "load_model": "checkpoint",
+    "load_model": "checkpoint.load",
     "start": "generation",
 }
 __all__ = list(PUBLIC)

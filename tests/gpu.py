@@ -26,9 +26,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from s2d import generate, start
 from s2d.bench.peers import run_peer
-from s2d.checkpoint import check_device
 from s2d.checkpoint.config import config_to_dict
 from s2d.checkpoint.files import taken
+from s2d.checkpoint.load import check_device
 from s2d.cli.ending import run_program
 from s2d.cli.program import Parser
 from s2d.model import Llama

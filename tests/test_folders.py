@@ -2,8 +2,8 @@
 
 from helpers import WEIGHTS, raises_line, random_llama
 
-from s2d.checkpoint import save_model
 from s2d.checkpoint.config import config_from_dict
+from s2d.checkpoint.load import save_model
 from s2d.pair import names
 from s2d.pair.loading import choose_pair, load_pair
 

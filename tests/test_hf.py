@@ -13,7 +13,7 @@ from vocabularies import save_trained
 from s2d import model
 from s2d.bench import __main__ as bench
 from s2d.bench import hf, peers
-from s2d.checkpoint import load_model
+from s2d.checkpoint.load import load_model
 from s2d.checkpoint.tokenizer_model import SentencePieceModel
 
 HF = "hf", "--target"

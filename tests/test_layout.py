@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from helpers import raises_line, random_llama, random_tokens
 
-from s2d.checkpoint import layout, save_model
-from s2d.checkpoint.layout import PackedLinear, by_columns, can_pack, multiply_packed, pack, quicken
+from s2d.checkpoint import layout
+from s2d.checkpoint.layout import PackedLinear, can_pack, multiply_packed, pack, quicken
+from s2d.checkpoint.load import save_model
 
 TOKENS = torch.tensor([random_tokens(0, 9)])
+by_columns = lambda weight: weight.t().contiguous().t()  # noqa: E731
 LAYOUTS = {"columns": (by_columns, F.linear)}
 if can_pack(torch.float32):
     LAYOUTS["packed"] = pack, multiply_packed

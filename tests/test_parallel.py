@@ -11,8 +11,8 @@ from helpers import ROOT, fork, random_llama, random_tokens
 
 import run
 from s2d import load_model, start
-from s2d.checkpoint import save_model
 from s2d.checkpoint.config import read_folder
+from s2d.checkpoint.load import save_model
 from s2d.mcsd.roots import RootsDecoder
 from s2d.passes import tensor_parallel
 from s2d.passes.batch import decode_many

@@ -8,7 +8,7 @@ from torch.distributions import Categorical, kl_divergence
 
 from s2d import soft
 from s2d.soft import soft_losses
-from s2d.train.teacher import Teacher
+from s2d.train.nested import Teacher
 
 
 def exit_hidden(model, tokens, exits):

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import shutil
-import time
 import zlib
 from dataclasses import replace
 from functools import partial
@@ -13,12 +12,13 @@ from itertools import islice
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from helpers import ROOT, WEIGHTS, change_json, fork, program, raises_line, random_llama, refuses
 
 from s2d import Tokenizer, load_model
-from s2d.checkpoint import save_model
 from s2d.checkpoint.files import taken
+from s2d.checkpoint.load import save_model
 from s2d.passes.tensor_parallel import join_processes
 from s2d.soft import exit_states, soft_losses
 from s2d.train import __main__ as train
@@ -167,16 +167,10 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
 
 def train_on_every_rank(out):
     join_processes()
-    save = torch.save
-
-    def save_late(*what):
-        time.sleep(0.2)  # the other rank must wait before it looks for the file
-        save(*what)
-
-    torch.save = save_late
     fit.CHECKPOINT_SECONDS = -1 if os.environ["RANK"] == "0" else 1e9  # rank 0's clock counts
     losses = losses_of(out, tied(), micro_batch=4, stop_after=5)
     fit.CHECKPOINT_SECONDS = 1e9
+    dist.barrier()  # until rank 0 has written it
     again = Divided(tied())
     whole = losses_of(out, again, micro_batch=4)
     held = sum(parameter.to_local().numel() for parameter in again.parameters())
@@ -389,13 +383,14 @@ def test_each_turn_is_encoded_once(tokenizer, monkeypatch):
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, tokenizer):
     """The command that made weights/, smaller: every member loads."""
     small = family.make_config(5, 64, 2, 1)
-    members = {name: family.Miniature(small, 0.003, 1e-3, True) for name in family.MEMBERS}
-    monkeypatch.setattr(family, "MEMBERS", members)
+    recipes = {name: replace(each, exits=(4,)) for name, each in family.RECIPES.items()}
+    monkeypatch.setattr(family, "RECIPES", recipes)
+    monkeypatch.setattr(family, "CONFIGS", dict.fromkeys(recipes, small))
     assert program(train.main, "mini", "--out", tmp_path, "--millions", "0.002") == 0
     draft = replace(small, num_hidden_layers=4)
-    found = {name: load_model(tmp_path / name) for name in members}
+    found = {name: load_model(tmp_path / name) for name in recipes}
     configs = {name: model.config for name, model in found.items()}
-    assert configs == dict.fromkeys(members, small) | {"mini-draft": draft}
+    assert configs == dict.fromkeys(recipes, small) | {"mini-draft": draft}
     assert found["mini-draft"].drafting == family.DRAFTING and not found["mini-7b"].drafting
     text = "What is 3 + 4? <s> Zwölf</s>"
     assert tokenizer.encode(text) == Tokenizer(tmp_path / "mini-draft").encode(text)

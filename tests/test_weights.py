@@ -17,9 +17,9 @@ from transformers import LlamaForCausalLM
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
-from s2d.checkpoint import check_device, load, save_model
+from s2d.checkpoint import load
 from s2d.checkpoint.config import read_folder
-from s2d.checkpoint.load import choose_dtype
+from s2d.checkpoint.load import check_device, choose_dtype, save_model
 
 refused = partial(raises_line, load_model)
 INDEX = "model.safetensors.index.json"

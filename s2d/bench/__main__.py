@@ -25,7 +25,7 @@ def run(arguments: list[str] | None) -> int | None:
 
 def parse(arguments: list[str]) -> Namespace:
     """The options of one program: of the first word, if that is the name of one."""
-    from ..checkpoint import DTYPES
+    from ..checkpoint.config import DTYPES
     from ..cli.program import Parser, comma_separated, count, file_name, whole
 
     name = "speed"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import placement
+from ..checkpoint.load import placement
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..checkpoint.tokenizer_model import SentencePieceModel

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import load_model
 from ..checkpoint.config import ModelFolder, read_folder
+from ..checkpoint.load import load_model
 from ..cli.program import Parser, add_drafting_options
 from ..generation import decide
 from ..model import Llama

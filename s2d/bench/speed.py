@@ -7,8 +7,8 @@ from importlib import import_module
 
 import torch
 
-from ..checkpoint import placement
 from ..checkpoint.files import staged, taken
+from ..checkpoint.load import placement
 from ..cli.terminal import ROUNDING, gap_in_steps
 from .figures import Column, Question, mean_column
 from .measure import compare_methods

@@ -94,8 +94,7 @@ def staged(path: Path | str) -> Iterator[Path]:
         raise ValueError(f"{path} is no regular file, and is not replaced; name another")
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".new.", dir=path.parent) as folder:
-        stage = Path(folder, "new", path.name)
-        stage.parent.mkdir()
+        stage = Path(folder, path.name)
         try:
             yield stage
         except (SafetensorError, RuntimeError, OSError) as error:  # how a full disk is said
@@ -104,8 +103,9 @@ def staged(path: Path | str) -> Iterator[Path]:
             first = str(error).partition("\n")[0]
             raise OSError(f"{path} cannot be written: {first}") from None
         # safetensors lets only the owner read its files. These get what a new file has.
-        Path(folder, "plain").touch()
-        mode = Path(folder, "plain").stat().st_mode
+        plain = stage.with_name(f"{path.name}.plain")
+        plain.touch()
+        mode = plain.stat().st_mode
         for file in (stage, *stage.rglob("*")):
             if file.is_file():
                 file.chmod(mode)

@@ -62,18 +62,13 @@ def multiply_packed(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-def by_columns(weight: Tensor) -> Tensor:
-    """The same ``weight`` (out, in), but the entries of a column lie together in memory."""
-    return weight.t().contiguous().t()
-
-
 def quicken(model: nn.Module) -> str:
     """Lay out the weights of ``model``, which is on a CPU, anew; returns the layout's name."""
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     small = sum(each.weight.nbytes for each in linears) < SMALL
     if model.dtype == torch.float32 and small:
-        for linear in linears:
-            linear.weight.data = by_columns(linear.weight.data)
+        for linear in linears:  # the entries of a column come to lie together in memory
+            linear.weight.data = linear.weight.data.t().contiguous().t()
         return "columns"
     if not can_pack(model.dtype):
         return "plain"

@@ -142,7 +142,7 @@ def read_tensors(folder: Path, not_read: tuple[str, ...]) -> Iterator[tuple[Path
         try:
             for name, tensor in read_file(file):
                 if not name.startswith(not_read):
-                    yield file, name, tensor
+                    yield file, name, tensor.detach()
         except Exception as error:  # reading a damaged file can fail in many ways
             reason = str(error).partition("\n")[0]
             raise ValueError(f"{file} cannot be read: {reason}") from None
@@ -151,9 +151,7 @@ def read_tensors(folder: Path, not_read: tuple[str, ...]) -> Iterator[tuple[Path
 def read_file(file: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) of a file. Nothing that a pickle holds is run."""
     if file.suffix == ".bin":
-        state = torch.load(file, "cpu", weights_only=True, mmap=True)
-        for name, tensor in state.items():
-            yield name, tensor.detach()
+        yield from torch.load(file, "cpu", weights_only=True, mmap=True).items()
     else:
         file.open("rb").close()  # see ``read_safetensors``
         with safe_open(file, framework="pt") as opened:

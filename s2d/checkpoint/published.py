@@ -37,10 +37,9 @@ class PublishedTokenizer:
             )
         self.eos = self.tokenizer.eos_token or ""
         self.chat_template = self.tokenizer.chat_template
-        self.special = {}  # of the added tokens, those that leave no text
-        for number, token in self.tokenizer.added_tokens_decoder.items():
-            if token.special:
-                self.special[number] = str(token)
+        added = self.tokenizer.added_tokens_decoder
+        # Of the added tokens, those that leave no text.
+        self.special = {number: str(token) for number, token in added.items() if token.special}
 
     def encode(self, text: str, with_bos: bool) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=with_bos, verbose=False)

@@ -6,13 +6,10 @@ A tokenizer.model that says everything is read by SentencePiece, every other fol
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .chat import ChatFormat, Message, as_dialogue, format_by_name
-from .tokenizer_model import SentencePieceModel, read_sentencepiece
-
-if TYPE_CHECKING:
-    from .published import PublishedTokenizer
+from .tokenizer_model import read_sentencepiece
 
 Messages = str | Iterable[str | Message]  # see ``as_dialogue``
 # Each character of a text, and whether it is shown: those of special tokens are not.
@@ -29,7 +26,15 @@ class Tokenizer:
 
     def __init__(self, path: Path | str, vocab_size: int | None = None) -> None:
         self.folder = Path(path)
-        self.model = read_model(self.folder)
+        if not any(
+            (self.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")
+        ):
+            raise FileNotFoundError(f"{path} has no tokenizer.model and no tokenizer.json")
+        self.model: Any = read_sentencepiece(self.folder)
+        if self.model is None:
+            from .published import PublishedTokenizer  # not every folder needs transformers
+
+            self.model = PublishedTokenizer(self.folder)
         self.vocab_size = vocab_size
         self.special = self.model.special
         self.eos = self.model.eos
@@ -80,17 +85,6 @@ class Tokenizer:
 
     def encode_rendered(self, text: str) -> list[int]:
         return self.encode(text, with_bos=not self.chat_format.is_template)  # which writes the BOS
-
-
-def read_model(folder: Path) -> "SentencePieceModel | PublishedTokenizer":
-    """What turns the text of a model in ``folder`` into ids and back."""
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
-        raise FileNotFoundError(f"{folder} has no tokenizer.model and no tokenizer.json")
-    if (alone := read_sentencepiece(folder)) is not None:
-        return alone
-    from .published import PublishedTokenizer  # not every folder needs the package transformers
-
-    return PublishedTokenizer(folder)
 
 
 def check_text(text: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 
-from ..checkpoint import check_device, placement
 from ..checkpoint.files import read_text, taken
+from ..checkpoint.load import check_device, placement
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import StopStrings, Tokenizer
 from ..decoder import Decoder

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch.distributed import is_initialized
 
-from ..checkpoint import load_model
 from ..checkpoint.config import ModelFolder, read_folder
-from ..checkpoint.load import read_tensors
+from ..checkpoint.load import load_model, read_tensors
 from ..checkpoint.tokenizer import Tokenizer
 from ..generation import decide
 from ..mcsd.decision import Decision, fingerprint, load_decision, with_decision

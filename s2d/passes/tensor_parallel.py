@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..checkpoint import check_device, load_model
 from ..checkpoint.config import ModelFolder
+from ..checkpoint.load import check_device, load_model
 from ..model import Llama
 
 # Which dimension of a weight is divided; everything else is whole on every rank.

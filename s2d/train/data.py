@@ -50,11 +50,10 @@ def read_records(data: str, seed: int) -> Iterable:
     for number, part in enumerate([text] if is_list else text.split("\n")):
         try:
             records += [json.loads(part)] if part.strip() else []
-        except json.JSONDecodeError as error:
-            where = f"{data} cannot be read: {error.msg} in line {number + error.lineno}"
+        except (json.JSONDecodeError, RecursionError) as error:  # the latter: nested too deep
+            line = number + getattr(error, "lineno", 1)
+            where = f"{data} cannot be read: {getattr(error, 'msg', error)} in line {line}"
             raise ValueError(f"{where}; expected one list, or an object in each line") from None
-        except RecursionError:
-            raise ValueError(f"{data} cannot be read: it is nested too deep") from None
     if is_list:
         [records] = records
     if not records:
@@ -103,7 +102,7 @@ def read_dialogues(
     be written in the chat format, is passed over. How many these were is told when the generator
     ends or is closed. Raises ValueError if these are all records.
     """
-    found = unlearnt = 0
+    found = 0
     reasons = []
     try:
         for record in progress(records, f"reading {data}: dialogues"):
@@ -118,15 +117,12 @@ def read_dialogues(
                 reasons.append(error)
                 continue
             found += 1
-            unlearnt += sum(each.get("weight") == 0 for each in dialogue)
             yield rounds if answers_only else [([], read + said) for read, said in rounds]
         if not found:
             raise ValueError(f"{data} has no dialogue that can be learnt: {reasons[0]}")
     finally:
         if found and reasons:
             tell(f"{data}: {len(reasons)} records are passed over; of the first, {reasons[0]}")
-        if unlearnt:
-            tell(f"{data}: {unlearnt} messages of weight 0 are read, and not learnt as answers")
 
 
 def as_rounds(

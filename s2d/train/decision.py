@@ -28,7 +28,7 @@ def collect(decision: Decision, pair: Pair, prompts: list[list[int]]) -> tuple[T
     early, as ``stop`` is 0.
     """
     features = []
-    labels = []
+    labels: list[float] = []
     asked = []  # about the exits that were asked for a token
     hook = decision.register_forward_hook(lambda _, inputs, answers: asked.append(inputs[0]))
 
@@ -44,24 +44,21 @@ def collect(decision: Decision, pair: Pair, prompts: list[list[int]]) -> tuple[T
         for seed, prompt in enumerate(progress(prompts, "answers to draft for", len(prompts))):
             how = chains | dict(temperature=temperature, seed=seed)
             for step in start(pair.target, prompt, pair.draft, **how):
-                labels.append(acceptance_of(step, temperature))
+                labels += acceptance_of(step, temperature)
     hook.remove()
-    return torch.cat(features), torch.cat(labels)
+    return torch.cat(features), torch.tensor(labels, device=pair.draft.device)
 
 
-def acceptance_of(step: Step, temperature: float) -> Tensor:
-    """Acceptance probabilities (N,) of a step's chain: min(1, p / q), one-hot at T = 0."""
-    logits = step.logits[:-1].float()  # (N, V): row i is about node i + 1
-    nodes = step.tree.nodes[1:]
-    if not nodes:
-        return logits[:, 0]
-    tokens = torch.tensor([node.token for node in nodes], device=logits.device)  # (N,)
-    if temperature == 0:
-        return (logits.argmax(dim=-1) == tokens).float()
-    q = torch.stack([node.q for node in nodes]).to(logits)  # (N, V)
-    both = torch.stack((logits.softmax(dim=-1), q))  # (2, N, V)
-    p, q = both[:, range(len(tokens)), tokens]  # (N,) each
-    return (p / q).clamp(max=1.0)
+def acceptance_of(step: Step, temperature: float) -> list[float]:
+    """Acceptance probabilities of a step's chain: min(1, p / q), one-hot at T = 0."""
+    found = []
+    for logits, node in zip(step.logits.float(), step.tree.nodes[1:]):  # what decides about a node
+        if temperature == 0:
+            found.append(float(logits.argmax() == node.token))
+        else:
+            ratio = logits.softmax(dim=-1)[node.token] / node.q[node.token]
+            found.append(min(1.0, ratio.item()))
+    return found
 
 
 def fit_decision(

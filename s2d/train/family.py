@@ -4,7 +4,7 @@ import io
 import json
 import math
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from typing import Any
 import sentencepiece
 import torch
 
-from ..checkpoint import load_model
 from ..checkpoint.chat import VICUNA_SYSTEM
 from ..checkpoint.files import taken
+from ..checkpoint.load import load_model
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Llama, LlamaConfig
 from .corpus import conversations
 from .data import make_rows, read_dialogues, read_records
-from .fit import Run, fit
+from .fit import Recipe, Run, fit
 from .fsdp import Divided
 from .nested import MINI, save_trained
 
@@ -40,22 +40,18 @@ def make_config(layers: int, width: int, heads: int, kv_heads: int) -> LlamaConf
     )
 
 
-@dataclass(frozen=True)
-class Miniature:
-    config: LlamaConfig
-    millions: float  # of training tokens
-    lr: float  # at its peak
-    copying: bool = False  # see ``initialise``
-    answers_only: bool = False  # or it learns what users say as well
-
-
+CONFIGS = {
+    "mini-7b": make_config(10, 160, 5, 5),
+    "mini-13b": make_config(13, 192, 6, 6),
+    "mini-70b": make_config(20, 256, 8, 2),
+}
 # In the order in which they are trained: the draft is the first layers of mini-7b, trained further.
-MEMBERS = {
-    "mini-7b": Miniature(make_config(10, 160, 5, 5), 6.0, 2.5e-3),
-    "mini-draft": Miniature(make_config(4, 160, 5, 5), 1.5, 1e-3, answers_only=True),
-    "mini-13b": Miniature(make_config(13, 192, 6, 6), 7.0, 2e-3),
+RECIPES = {
+    "mini-7b": replace(MINI, exits=(10,), millions=6.0, lr=2.5e-3, all_text=True),
+    "mini-draft": replace(MINI, init="mini-7b", exits=(2, 3, 4)),
+    "mini-13b": replace(MINI, exits=(13,), millions=7.0, lr=2e-3, all_text=True),
     # To foresee the questions as well, a model that copies would first have to unlearn it.
-    "mini-70b": Miniature(make_config(20, 256, 8, 2), 4.0, 1.5e-3, copying=True, answers_only=True),
+    "mini-70b": replace(MINI, exits=(20,), millions=4.0, lr=1.5e-3),
 }
 # Fast for every target, on questions like the corpus and on others.
 # Exit 4 is no better than exit 3, and takes longer (end of bench/README.md).
@@ -63,14 +59,16 @@ DRAFTING = dict(exits=(2, 3), thresholds=(0.6, 0.0), draft_length=12, stop=0.35,
 
 
 @torch.no_grad()
-def initialise(config: LlamaConfig, seed: int, copying: bool) -> Llama:
+def initialise(config: LlamaConfig, seed: int) -> Llama:
     """A fresh Llama whose heads begin by attending to similar tokens and handing on what they see.
 
     Mimetic initialisation (Trockman and Kolter 2023, arXiv 2305.09828, section 3), without which
-    models this small need several times as much text before they use the prompt. With ``copying``,
-    attention starts almost flat, its values orthogonal and stronger than the token itself: a deep
-    model with few KV heads then copies words from the first steps on.
+    models this small need several times as much text before they use the prompt. If heads share
+    keys and values, attention starts almost flat, its values orthogonal and stronger than the token
+    itself: a deep model with few KV heads then copies words from the first steps on.
     """
+    times = config.num_attention_heads // config.num_key_value_heads
+    copying = times > 1
     torch.manual_seed(seed)
     model = Llama(config)
     for parameter in model.parameters():
@@ -87,7 +85,6 @@ def initialise(config: LlamaConfig, seed: int, copying: bool) -> Llama:
     # Part of the query stays random, or heads that share a key would stay the same for ever.
     shares = (0.25, 0.35, 3.6) if copying else (0.5, 1.4, into_residual)
     random_part, like_key, handed_on = shares
-    times = config.num_attention_heads // config.num_key_value_heads
     for block in blocks:
         attention = block.self_attn
         projections = torch.stack((attention.k_proj.weight, attention.v_proj.weight))
@@ -122,28 +119,27 @@ def train_mini(run: Run, millions: float | None = None) -> None:
     """Train those that are not there, each on so many ``millions`` of tokens or its own."""
     with tempfile.TemporaryDirectory(prefix="mini-") as folder:  # so it has Vicuna's format
         tokenizer = make_tokenizer(Path(folder), run.seed)
-        for name, miniature in MEMBERS.items():
+        for name, recipe in RECIPES.items():
             member = replace(run, out=run.out / name)
             if not member.out.exists():
-                train_member(member, miniature, tokenizer, millions or miniature.millions)
+                recipe = replace(recipe, millions=millions or recipe.millions)
+                train_member(member, recipe, tokenizer)
 
 
-def train_member(run: Run, miniature: Miniature, tokenizer: Tokenizer, millions: float) -> None:
+def train_member(run: Run, recipe: Recipe, tokenizer: Tokenizer) -> None:
     with taken(run.out):
-        exits = (miniature.config.num_hidden_layers,)
         drafting: dict[str, Any] = {}
-        if run.out.name == "mini-draft":
-            exits = (2, 3, 4)
+        if recipe.init:
             drafting = DRAFTING
             run = replace(run, seed=run.seed + 1)
-            whole = run.out.with_name("mini-7b")
-            model = load_model(whole, run.device, "float32", quick=False, layers=exits[-1])
+            whole = run.out.with_name(recipe.init)
+            last = recipe.exits[-1]
+            model = load_model(whole, run.device, "float32", quick=False, layers=last)
         else:
-            model = initialise(miniature.config, run.seed, miniature.copying).to(run.device)
-        recipe = replace(MINI, lr=miniature.lr, exits=exits)
+            model = initialise(CONFIGS[run.out.name], run.seed).to(run.device)
         records = read_records("mini", run.seed)
-        dialogues = read_dialogues("mini", records, tokenizer, (), miniature.answers_only)
-        rows = make_rows(dialogues, recipe.batch, recipe.length, millions)
+        dialogues = read_dialogues("mini", records, tokenizer, (), not recipe.all_text)
+        rows = make_rows(dialogues, recipe.batch, recipe.length, recipe.millions)
         trained = Divided(model)
         for _ in fit(trained, rows, recipe, run):
             pass  # it says itself how far it is

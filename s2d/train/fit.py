@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from ..checkpoint import is_fast
 from ..checkpoint.files import staged
+from ..checkpoint.load import is_fast
 from ..checkpoint.notices import PROGRESS_SECONDS, tell
 from ..passes.tensor_parallel import from_rank_0
 from ..soft import soft_losses

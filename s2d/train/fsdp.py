@@ -54,8 +54,6 @@ def save_checkpoint(file: Path, model: Divided, optimizer: Optimizer, about: dic
     if weights:  # on rank 0
         with staged(file) as stage:
             torch.save((about, weights, state), stage)
-    if count_ranks() > 1:
-        dist.barrier()  # no rank goes on before the file is there, as each looks for it
 
 
 def load_checkpoint(file: Path, model: Divided, optimizer: Optimizer, settings: dict) -> dict:

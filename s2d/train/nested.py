@@ -4,26 +4,26 @@ Sorted fine-tuning, SoFT (Kavehzadeh et al. 2024, arXiv 2407.01955, section 4).
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..checkpoint import empty_model, load_model, save_model
 from ..checkpoint.config import read_folder
 from ..checkpoint.files import taken
+from ..checkpoint.load import empty_model, load_model, save_model
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..mcsd.decision import fingerprint
 from ..model import Llama
 from ..pair.names import find_target
-from ..soft import exit_states
+from ..soft import cross_entropy, exit_states, sum_of_chunks
 from .data import make_rows, read_dialogues, read_records
 from .fit import Recipe, Rows, Run, fit
 from .fsdp import Divided, count_ranks
-from .teacher import Teacher
 
 MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3, millions=1.5)
 # The paper's for ShareGPT (arXiv 2407.01955, section 4); without weight decay, as is usual for a
@@ -32,6 +32,43 @@ PAPER = Recipe(batch=128, micro_batch=2, length=2048, lr=2e-5, epochs=3, weight_
 HELD_OUT = 64  # rows, at most
 FEWEST = 1000  # labelled tokens from which thresholds mean something
 LOST = 0.01  # the part of the last exit's right tokens that an exit before it may lose
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A second term of the loss: at every exit, the draft also imitates a model of its vocabulary.
+
+    By default it learns the teacher's distributions: the term is KL(p || q), where the teacher has
+    p and an exit q (arXiv 2310.08461, section 3). With ``align`` it learns features instead, as in
+    S2D's ablation, which comes without a formula. Chosen here: features are what the LM head reads,
+    and the term is their mean squared difference, times ``align``.
+    """
+
+    model: Llama = field(repr=False)
+    align: float | None = None
+
+    def loss(self, draft: Llama, hidden: Tensor, labels: Tensor, taught: Tensor) -> Tensor:
+        """Cross entropy and the term, for hidden states and the teacher's features, over N."""
+        loss = cross_entropy(draft, hidden, labels)
+        if self.align is not None:
+            difference = draft.model.norm(hidden).float() - taught.float()  # (N, hidden)
+            return loss + self.align * difference.square().mean(dim=-1).sum()
+        with torch.no_grad():
+            log_p = self.model.lm_head(taught).float().log_softmax(dim=-1)  # (N, V)
+        log_q = draft.logits(hidden).float().log_softmax(dim=-1)  # (N, V)
+        return loss + (log_p.exp() * (log_p - log_q)).sum()
+
+    def losses(self, draft: Llama, tokens: Tensor, labels: Tensor, exits: Sequence[int]) -> Tensor:
+        """As ``soft_losses``, with the teacher's term added at every exit."""
+        learnt = labels != -100  # (B, T)
+        with torch.no_grad():  # what the teacher's LM head reads
+            states = self.model.run_layers(self.model.embed(tokens))
+            taught = self.model.model.norm(states[learnt])  # (N, the teacher's hidden size)
+        losses = []
+        for states in exit_states(draft, tokens, exits):
+            rows = states[learnt], labels[learnt], taught  # N of each
+            losses.append(sum_of_chunks(partial(self.loss, draft), *rows))
+        return torch.stack(losses)
 
 
 def train_soft(run: Run, data: str = "mini", **options: Any) -> None:
