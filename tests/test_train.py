@@ -23,7 +23,7 @@ from s2d.passes.tensor_parallel import join_processes
 from s2d.soft import exit_states, soft_losses
 from s2d.train import __main__ as train
 from s2d.train import data, family, fit, nested
-from s2d.train.fsdp import Divided
+from s2d.train.fit import Divided
 
 
 def seeded(seed):

@@ -36,7 +36,6 @@ PLAIN = {
     "mlp_bias": False,
     "quantization_config": None,
     "hidden_act": "silu",
-    "partial_rotary_factor": 1,
     "is_causal": True,
 }
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -157,12 +156,12 @@ def read_rope(raw: dict[str, Any]) -> dict[str, Any]:
 
     Version 4 has ``rope_theta`` and ``rope_scaling``, version 5 one object ``rope_parameters``.
     """
-    rope = {"rope_theta": raw.get("rope_theta")}
+    rope = {name: raw.get(name) for name in ("rope_theta", "partial_rotary_factor")}
     rope |= raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
         raise ValueError(f"rope type {kind!r} is not supported; only default, linear and llama3")
-    if rope.get("partial_rotary_factor", 1) != 1:
+    if rope["partial_rotary_factor"] not in (None, 1):
         raise ValueError("partial_rotary_factor: only 1 is supported")
     read = {"rope_theta": number(rope, "rope_theta", 10000, float)}
     if kind != "default":

@@ -35,8 +35,6 @@ def read_json(path: Path, missing: Any = None) -> Any:
 
 def read_safetensors(path: Path | str, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a file; ValueError if it is none, and so no ``what``."""
-    if not Path(path).is_file():
-        raise ValueError(f"no {what} at {path}, which is no file")
     try:
         Path(path).open("rb").close()  # or safetensors says that what may not be read is not there
         with safe_open(path, framework="pt") as file:
@@ -103,7 +101,7 @@ def staged(path: Path | str) -> Iterator[Path]:
             first = str(error).partition("\n")[0]
             raise OSError(f"{path} cannot be written: {first}") from None
         # safetensors lets only the owner read its files. These get what a new file has.
-        plain = stage.with_name(f"{path.name}.plain")
+        plain = Path(folder, ".plain")
         plain.touch()
         mode = plain.stat().st_mode
         for file in (stage, *stage.rglob("*")):

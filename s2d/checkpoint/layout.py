@@ -64,21 +64,18 @@ def multiply_packed(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
 
 def quicken(model: nn.Module) -> str:
     """Lay out the weights of ``model``, which is on a CPU, anew; returns the layout's name."""
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    small = sum(each.weight.nbytes for each in linears) < SMALL
-    if model.dtype == torch.float32 and small:
-        for linear in linears:  # the entries of a column come to lie together in memory
-            linear.weight.data = linear.weight.data.t().contiguous().t()
+    # By their names, which hold no weights: so each is freed when it has been copied.
+    linears = [name for name, each in model.named_modules() if isinstance(each, nn.Linear)]
+    size = sum(model.get_submodule(name).weight.nbytes for name in linears)
+    if model.dtype == torch.float32 and size < SMALL:
+        for name in linears:  # the entries of a column come to lie together in memory
+            weight = model.get_submodule(name).weight
+            weight.data = weight.data.t().contiguous().t()
         return "columns"
     if not can_pack(model.dtype):
         return "plain"
-    # Nothing may hold the plain weights meanwhile, so that each is freed when it has been copied.
-    del linears
-    parents = [module for module in model.modules() if not isinstance(module, nn.Linear)]
-    for parent in parents:
-        for child, linear in list(parent.named_children()):
-            if isinstance(linear, nn.Linear):
-                setattr(parent, child, PackedLinear(linear))
+    for name in linears:
+        model.set_submodule(name, PackedLinear(model.get_submodule(name)))
     return "packed"
 
 

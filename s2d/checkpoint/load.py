@@ -24,15 +24,13 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # What a model is spoken to with, and where its answers end: copied with its weights.
 COMPANIONS = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "added_tokens.json")
 COMPANIONS += ("special_tokens_map.json", "chat_template.jinja", "generation_config.json")
-# The name of a tensor, and the tensor that a file has -> the part of it that is loaded.
-Share = Callable[[str, Tensor], Tensor]
 
 
 def load_model(
     folder: Path | str | ModelFolder,
     device: torch.device | str = "auto",
     dtype: torch.dtype | str = "auto",
-    share: Share | None = None,
+    share: Callable[[str, Tensor], Tensor] | None = None,
     quick: bool = True,
     layers: int | None = None,
 ) -> Llama:
@@ -42,7 +40,7 @@ def load_model(
         folder: where it is, or what ``read_folder`` has read there.
         device: see ``check_device``.
         dtype: a dtype, its name, or "auto": see ``choose_dtype``.
-        share: what is loaded of each tensor, if that is a part of it (passes/tensor_parallel.py).
+        share: (name, tensor) -> the part of it that is loaded (passes/tensor_parallel.py).
         quick: on a CPU, lay weights out anew for matmuls of a few rows (layout.py).
         layers: how many of the first layers to read: a draft needs those up to its last exit. The
             others need not be in the folder. If config.json names exits after these layers, the
@@ -92,7 +90,7 @@ def fill(
     path: Path,
     device: torch.device,
     dtype: torch.dtype,
-    share: Share | None,
+    share: Callable[[str, Tensor], Tensor] | None,
 ) -> None:
     """Give an empty ``model`` the ``stored`` tensors, which come from the folder ``path``."""
     tied = model.config.tie_word_embeddings

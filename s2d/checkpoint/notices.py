@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
 PROGRESS_SECONDS = 10  # between two notices of a long run
@@ -12,10 +11,9 @@ CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *rang
 
 
 def tell(message: Any) -> None:
-    """A notice, one line on stderr; one that nobody can read costs no answer."""
-    with suppress(OSError):
-        line = " ".join(str(message).split()).translate(CONTROLS)
-        print(line, file=sys.stderr, flush=True)
+    """A notice, one line on stderr."""
+    line = " ".join(str(message).split()).translate(CONTROLS)
+    print(line, file=sys.stderr, flush=True)
 
 
 def progress(items: Iterable, what: str, total: int | None = None) -> Iterator:

@@ -52,7 +52,12 @@ class Tokenizer:
         The text of a special token stands for that token wherever it occurs. Raises ValueError for
         a text with half a character, or with a token that was added here and the model lacks.
         """
-        ids = self.model.encode(check_text(text), with_bos)
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            found = text[: error.end][-20:]
+            raise ValueError(f"a text is not valid UTF-8, at the end of {found!r}") from None
+        ids = self.model.encode(text, with_bos)
         if self.vocab_size is not None and max(ids, default=0) >= self.vocab_size:
             words = f"the text has the token {max(ids)} of the tokenizer in {self.folder}"
             raise ValueError(f"{words}, but the model has only tokens 0 to {self.vocab_size - 1}")
@@ -85,16 +90,6 @@ class Tokenizer:
 
     def encode_rendered(self, text: str) -> list[int]:
         return self.encode(text, with_bos=not self.chat_format.is_template)  # which writes the BOS
-
-
-def check_text(text: str) -> str:
-    """The ``text``; ValueError if it has half a character, of a file or a terminal."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        found = text[: error.end][-20:]
-        raise ValueError(f"a text is not valid UTF-8, at the end of {found!r}") from None
-    return text
 
 
 class TextStream:
@@ -194,7 +189,7 @@ class StopStrings:
         if isinstance(texts, str):
             raise ValueError(f"stop strings are a list of texts, not {texts!r}")
         self.tokenizer = tokenizer
-        self.texts = [check_text(text) for text in texts]
+        self.texts = list(texts)
         if "" in self.texts:
             raise ValueError("a stop string cannot be empty")
 

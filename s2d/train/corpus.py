@@ -39,9 +39,8 @@ def add_article(word: str) -> str:
 def tell_story(rng: random.Random) -> Iterator[Turn]:
     words = {"name": rng.choice(NAMES)}
     words |= {kind: rng.choice(phrases) for kind, phrases in TABLES["story"].items()}
-    she = PRONOUNS[words["name"]].lower()
-    words["she"] = she
-    words["her"] = "her" if she == "she" else "his"
+    words["she"] = PRONOUNS[words["name"]].lower()
+    words["her"] = "her" if words["she"] == "she" else "his"
     _, words["bare_thing"] = words["thing"].split(" ", 1)
     words["a_trait"] = add_article(words["trait"])
     words["a_hero"] = add_article(words["hero"])

@@ -19,8 +19,7 @@ from ..checkpoint.tokenizer import Tokenizer
 from ..model import Llama, LlamaConfig
 from .corpus import conversations
 from .data import make_rows, read_dialogues, read_records
-from .fit import Recipe, Run, fit
-from .fsdp import Divided
+from .fit import Divided, Recipe, Run, fit
 from .nested import MINI, save_trained
 
 VOCAB_SIZE = 1024
@@ -133,8 +132,7 @@ def train_member(run: Run, recipe: Recipe, tokenizer: Tokenizer) -> None:
             drafting = DRAFTING
             run = replace(run, seed=run.seed + 1)
             whole = run.out.with_name(recipe.init)
-            last = recipe.exits[-1]
-            model = load_model(whole, run.device, "float32", quick=False, layers=last)
+            model = load_model(whole, run.device, "float32", quick=False, layers=recipe.exits[-1])
         else:
             model = initialise(CONFIGS[run.out.name], run.seed).to(run.device)
         records = read_records("mini", run.seed)

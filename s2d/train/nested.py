@@ -22,8 +22,7 @@ from ..model import Llama
 from ..pair.names import find_target
 from ..soft import cross_entropy, exit_states, sum_of_chunks
 from .data import make_rows, read_dialogues, read_records
-from .fit import Recipe, Rows, Run, fit
-from .fsdp import Divided, count_ranks
+from .fit import Divided, Recipe, Rows, Run, count_ranks, fit
 
 MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3, millions=1.5)
 # The paper's for ShareGPT (arXiv 2407.01955, section 4); without weight decay, as is usual for a
