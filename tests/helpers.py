@@ -4,6 +4,7 @@ import atexit
 import json
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -157,12 +158,12 @@ def fork(folder, ranks, function, *arguments):
     They have loaded what this process has, so that nothing is imported again. What they print is
     in the files out and err in ``folder``.
     """
-    # As torchrun does, this process holds the store, so that it outlives a rank that fails.
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
 
     def run_as(rank):
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        names |= {"MASTER_ADDR": "localhost", "MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "x"}
+        names |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "x"}
         names |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
         os.environ.update({name: str(value) for name, value in names.items()})
         sys.stdout = open(folder / "out", "a")
@@ -183,6 +184,9 @@ def fork(folder, ranks, function, *arguments):
     processes = [context.Process(target=run_as, args=(rank,)) for rank in range(ranks)]
     for process in processes:
         process.start()
+    # As torchrun does, this process holds the store, so that it outlives a rank that fails. The
+    # store has a thread, and a process with threads is not safely forked: so it comes last.
+    store = dist.TCPStore("localhost", port, is_master=True, wait_for_workers=False)
     began = time.monotonic()
     while any(process.is_alive() for process in processes) and time.monotonic() - began < 200:
         wait([process.sentinel for process in processes if process.is_alive()], timeout=1)
@@ -193,6 +197,7 @@ def fork(folder, ranks, function, *arguments):
     for process in processes:
         process.kill()
         process.join()
+    del store
     return [process.exitcode for process in processes]
 
 
