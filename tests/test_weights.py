@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import change_json, peak_growth, raises_line, random_llama
+from helpers import SIZES, WEIGHTS, change_json, peak_growth, raises_line, random_llama
 from safetensors.torch import load_file, save_file
 from theirs import load_transformers
 from transformers import LlamaForCausalLM
@@ -18,8 +18,10 @@ from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
 from s2d.checkpoint import load
-from s2d.checkpoint.config import read_folder
+from s2d.checkpoint.config import config_from_dict, read_folder
 from s2d.checkpoint.load import check_device, choose_dtype, save_model
+from s2d.pair import names
+from s2d.pair.loading import choose_pair, load_pair
 
 refused = partial(raises_line, load_model)
 INDEX = "model.safetensors.index.json"
@@ -151,6 +153,26 @@ def test_configs_that_are_refused(folder):
         change_json(folder / "config.json", **changes)
         refused(ValueError, message, folder)
         (folder / "config.json").write_text(before)
+
+
+def test_windows_of_no_layer_and_biases_that_are_there_anyway():
+    raw = SIZES | dict(num_attention_heads=4, model_type="qwen2")
+    plain = config_from_dict(raw)
+    assert plain.eos_token_ids == () and plain.bos_token_id is None  # no tokens of a Llama
+    assert config_from_dict(raw | {"model_type": "qwen3", "head_dim": None}).head_dim == 128
+    for more in (
+        dict(attention_bias=True),
+        dict(use_sliding_window=True, sliding_window=None),
+        dict(use_sliding_window=True, sliding_window=16, layer_types=["full_attention"] * 4),
+    ):
+        assert config_from_dict(raw | more) == plain
+    for more in (
+        dict(use_sliding_window=True),
+        dict(use_sliding_window=True, layer_types=["sliding_attention"] * 4),
+        dict(model_type="mistral"),
+        dict(model_type="mistral", sliding_window=4096),
+    ):
+        raises_line(config_from_dict, ValueError, "layers have a sliding window", raw | more)
 
 
 def test_layers_that_are_left_out_are_not_read(sharded):
@@ -306,3 +328,25 @@ def test_loading_holds_one_shard_beside_the_model(folder, tmp_path):
     grown = peak_growth(prepare, load, folder, tmp_path / "large")
     assert megabytes > 60
     assert 0.9 * megabytes < grown < 1.4 * megabytes
+
+
+def test_names_are_known_to_load_pair(monkeypatch):
+    """And what is not here is answered with what would get it."""
+    assert load_pair("70b", WEIGHTS / "mini-draft").folder.path == WEIGHTS / "mini-70b"
+    hub = "from the Hugging Face hub: hf download"
+    monkeypatch.setattr(names, "WEIGHTS", WEIGHTS / "nowhere")
+    for name, command in (
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B --local-dir weights/qwen3-0.6b"),
+        ("smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct --local-dir weights/smollm2-135m"),
+    ):
+        message = f"no model folder at {name}; {hub} {command}$"
+        raises_line(load_pair, FileNotFoundError, message, name)
+    for name in ("7b", "weights/nowhere", "/a/b/c"):
+        message = f"no model folder at {name}; the names are 7b, 13b, 70b, smollm2-135m$"
+        raises_line(load_pair, FileNotFoundError, message, name)
+
+
+def test_a_draft_has_the_vocabulary_of_its_target(tmp_path):
+    """But for padding."""
+    save_model(random_llama(0, vocab_size=1024 + 176), tmp_path / "draft")
+    raises_line(choose_pair, ValueError, "not have 1200 and 1024", "7b", tmp_path / "draft")
