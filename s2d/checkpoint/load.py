@@ -227,8 +227,7 @@ def check_device(device: torch.device | str) -> torch.device:
         tried = torch.zeros(1, device=name)
         tried.item()  # which the device "meta" has not
     except Exception:  # PyTorch has many ways to say so
-        expected = "expected auto, or one such as cpu"
-        raise ValueError(f"no device {str(device)!r} here; {expected}") from None
+        raise ValueError(f"no device '{device}' here; expected auto, or one such as cpu") from None
     return tried.device
 
 
