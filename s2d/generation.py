@@ -82,7 +82,7 @@ def with_exit_0(exits: Sequence[Any]) -> tuple[Any, ...]:
 
 def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, options: Options) -> Decoder:
     """The Decoder of one answer: its exits, its rule and its shape are made for it alone."""
-    options = replace(options, shape=make_shape(options.shape))
+    options = replace(options, tree=make_shape(options.tree))
     context = as_ids(tokens, target.config.vocab_size)
     most = target.config.max_position_embeddings - 1
     if not 0 < len(context) <= most:

@@ -58,7 +58,7 @@ def measure(
         return options.distribution(target.logits_after(text))[0]
 
     emitted = law(step, points)
-    length = make_shape(options.shape).depth + 1
+    length = make_shape(options.tree).depth + 1
     distance = text_law(own, length, emitted).distance(text_law(own, length))
     accepted = sum(prob * (len(tokens) - 1) for tokens, prob in emitted.probs.items())
     return Measured(distance, accepted, emitted.enumerated)
