@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
+from numbers import Integral, Real
 from operator import index, mul
 from typing import Any
 
@@ -54,23 +55,36 @@ class Options:
     decoder: Callable[..., Any] | None = None  # a class that extends ``decoder.Decoder``
 
     def __post_init__(self) -> None:
-        """ValueError for the first setting that is not as REQUIRED says."""
-        for name, (words, is_right) in REQUIRED.items():
+        """ValueError for the first setting that cannot be run."""
+        layers = [each for each in self.exits if not callable(each)]
+        words = "exits: expected increasing numbers of layers, or functions (target, draft) -> Exit"
+        expect(layers == sorted({*layers}) and min(layers, default=1) >= 1, words, self.exits)
+        are_right = all(is_number(each, 0, inf) for each in self.thresholds)
+        expect(are_right, "thresholds: expected numbers from 0", self.thresholds)
+        words = f"tree: expected widths from 1, or a Shape, with up to {MAX_NODES} nodes"
+        expect(is_small(self.tree), words, self.tree)
+        expect(is_number(self.stop, 0, 1), "stop: expected a number from 0 to 1", self.stop)
+        words = "temperature: expected 0, or a number from 1e-6 to 1e6"
+        is_right = self.temperature == 0 or is_number(self.temperature, 1e-6, 1e6)
+        expect(is_right, words, self.temperature)
+        is_right = is_number(self.top_p, 1e-6, 1)
+        expect(is_right, "top_p: expected a number from 1e-6 to 1", self.top_p)
+        for name, least in (("max_new_tokens", 1), ("top_k", 0), ("seed", 0)):
             value = getattr(self, name)
-            try:
-                fits = is_right(value)
-            except (TypeError, ValueError):  # such as a text in the place of a number
-                fits = False
-            expect(fits, f"{name}: expected {words}", value)
+            is_right = isinstance(value, Integral) and value >= least
+            expect(is_right, f"{name}: expected a whole number from {least}", value)
+        words = "rule: expected 'noise', 'rejection' or a function (distribution, draws) -> Rule"
+        expect(callable(self.rule) or self.rule in ("noise", "rejection"), words, self.rule)
+        is_right = self.stop_at is None or callable(getattr(self.stop_at, "begin", None))
+        expect(is_right, "stop_at: expected an object such as StopStrings", self.stop_at)
 
     @property
     def distribution(self) -> Distribution:
         return Distribution(self.temperature, self.top_p, self.top_k)
 
 
-def are_exits(exits: tuple[Any, ...]) -> bool:
-    numbers = [index(each) for each in exits if not callable(each)]
-    return numbers == sorted(set(numbers)) and min(numbers, default=1) >= 1
+def is_number(value: Any, least: float, most: float) -> bool:
+    return isinstance(value, Real) and least <= value <= most and value < inf
 
 
 def is_small(shape: Shape) -> bool:
@@ -81,31 +95,6 @@ def is_small(shape: Shape) -> bool:
         widths = [index(width) for width in shape.widths]
         return min(widths, default=1) >= 1 and sum(accumulate(widths, mul)) <= MAX_NODES
     return callable(shape) or shape.depth >= 0
-
-
-# What a setting has to be: in words, and as a test.
-REQUIRED: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "exits": ("increasing numbers of layers, or functions (target, draft) -> Exit", are_exits),
-    "thresholds": ("numbers from 0", lambda values: all(0 <= each < inf for each in values)),
-    "tree": (f"widths from 1, or a Shape, with up to {MAX_NODES} nodes", is_small),
-    "stop": ("a number from 0 to 1", lambda value: 0 <= value <= 1),
-    "max_new_tokens": ("a whole number from 1", lambda value: index(value) >= 1),
-    "temperature": (
-        "0, or a number from 1e-6 to 1e6",
-        lambda value: value == 0 or 1e-6 <= value <= 1e6,
-    ),
-    "top_p": ("a number from 1e-6 to 1", lambda value: 1e-6 <= value <= 1),
-    "top_k": ("a whole number from 0", lambda value: index(value) >= 0),
-    "seed": ("a whole number from 0", lambda value: index(value) >= 0),
-    "rule": (
-        "'noise', 'rejection' or a function (distribution, draws) -> Rule",
-        lambda rule: callable(rule) or rule in ("noise", "rejection"),
-    ),
-    "stop_at": (
-        "an object such as StopStrings",
-        lambda part: part is None or (hasattr(part, "begin") and not isinstance(part, type)),
-    ),
-}
 
 
 def fill_in(

@@ -235,7 +235,7 @@ def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
     found = json.loads(names["text"])
     assert found["options"]["own"]["exits"] == ["Repeat", 2, 3]
     assert found["options"]["own"]["tree"] == "Fork"
-    assert found["options"]["own"]["rule"] == "cold"
+    assert found["options"]["own"]["rule"].startswith("cold in line")
     assert "of best exit" not in found["by_group"]["overall"]["own"]
     models = names["target"], names["draft"]
     questions = [{"turns": ["Give me 3 tips.", "And the first?"], "group": "qa"}]

@@ -113,4 +113,3 @@ def test_what_a_record_has_beside_its_messages(tmp_path, capsys):
     assert "<|im_start|>user Ann\n2 + 2?" in prompt and answer == "4<|im_end|>"
     notices = capsys.readouterr().err
     assert "d: 4 records are passed over; of the first, " in notices and "'images'" in notices
-    assert "d: 1 messages of weight 0 are read, and not learnt" in notices

@@ -154,11 +154,12 @@ def plain(value: Any) -> Any:
         return asdict(value)
     if isinstance(value, type):
         return value.exit_layer if issubclass(value, TableExit) else value.__qualname__
-    text = getattr(value, "__qualname__", None) or repr(value)
-    held = getattr(value, "__dict__", None)
+    text, held = repr(value), None
     if isinstance(value, FunctionType):
-        text += f" in line {value.__code__.co_firstlineno}"
+        text = f"{value.__qualname__} in line {value.__code__.co_firstlineno}"
         held = [cell.cell_contents for cell in value.__closure__ or ()]
+    elif type(value).__repr__ is object.__repr__:
+        text, held = type(value).__name__, vars(value)
     text += f" with {held}" if held else ""
     return re.sub(" at 0x[0-9a-f]+", "", text)  # an address is another one in each run
 
