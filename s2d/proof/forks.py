@@ -32,7 +32,8 @@ UNSEEN = "it draws in a way that is not seen, or keeps something from run to run
 DIFFER = f"two runs of the program with the same draws differ: {UNSEEN}"
 # What gives a program random bits of its own, and what that calls, by whatever name it is known.
 SOURCES = {"os.urandom": "os.urandom", "random.Random": "random.Random.seed"}
-SOURCES["a generator of NumPy"] = "numpy.random.bit_generator.RLock"
+LOCK = "RLock" if hasattr(np.random.bit_generator, "RLock") else "Lock"  # before NumPy 2.4
+SOURCES["a generator of NumPy"] = f"numpy.random.bit_generator.{LOCK}"
 Outcome = tuple[int, ...]
 Program = Callable[[Draws], Iterable[int]]
 Path = list[int]  # the branches that were taken
