@@ -135,6 +135,7 @@ def test_what_a_table_measures():
 
 def test_the_whole_command(questions, tmp_path, capsys, monkeypatch):
     """With transformers, files of results and answers, and a picture."""
+    pytest.importorskip("matplotlib")
     monkeypatch.setattr(peers, "SETTINGS", peers.SETTINGS[1:3])
     options = ["--methods", "s2d", "sd:exits=2", "sd:exits=3", "--hf", "--check"]
     options += ["--questions", questions, "--temperature", "0,1", "--top-k", "500", "--seed", "7"]

@@ -204,7 +204,7 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch,
         assert capsys.readouterr().out == shown * 2 + "\n"
 
 
-DECISION = WEIGHTS / "mini-draft/decision-7b.safetensors"
+DECISION = WEIGHTS / "mini-draft/decision-7b.safetensors"  # FILE in a line
 MISTAKES = {  # all are found before a model is loaded, so that nothing else is said
     "--tree 6x4": "argument --tree: expected widths, such as 4,2,2,1",
     "--raw --system x": "need a chat template",
@@ -226,15 +226,16 @@ MISTAKES = {  # all are found before a model is loaded, so that nothing else is 
     "--prompt half:\udcff": "a text is not valid UTF-8, at the end of ",
     f"--prompt {600 * 'word.'}": "the prompt has ",
     "--interactive --template-option think=0": "it has no options",
-    f"--exits 0,2 --decision {DECISION}": "run.py: --decision: expected exits with layers",
-    f"--draft 13b --decision {DECISION}": "run.py: --decision: expected a model for ",
+    "--exits 0,2 --decision FILE": "run.py: --decision: expected exits with layers",
+    "--draft 13b --decision FILE": "run.py: --decision: expected a model for ",
 }
 
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_a_mistake_gives_one_line_and_exit_code_2(line, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["run.py", *line.split()])
-    refuses(run.main, capsys, MISTAKES[line], "--target", "7b", *line.split())
+    words = [DECISION if word == "FILE" else word for word in line.split()]
+    monkeypatch.setattr(sys, "argv", ["run.py", *map(str, words)])
+    refuses(run.main, capsys, MISTAKES[line], "--target", "7b", *words)
 
 
 def test_what_a_program_raises_becomes_an_exit_code(monkeypatch, capsys):
