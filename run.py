@@ -1,7 +1,7 @@
 """Generate text with Sorted Speculative Decoding: ``python run.py --target 13b``."""
 
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from functools import partial
 
 from s2d import __version__
@@ -70,8 +70,7 @@ def parse(arguments: list[str] | None = None) -> Namespace:
     add("--trace", type=file_name, metavar="FILE.html", help=words)
 
     args = parser.parse_args(arguments)
-    for mistake in mistakes(args):
-        parser.error(mistake)
+    refuse_mistakes(args, parser)
     if args.prompt:
         args.prompt = args.prompt[0]
     if args.paper:
@@ -81,8 +80,8 @@ def parse(arguments: list[str] | None = None) -> Namespace:
     return args
 
 
-def mistakes(args: Namespace) -> list[str]:
-    """What is wrong where an option would do nothing beside others."""
+def refuse_mistakes(args: Namespace, parser: ArgumentParser) -> None:
+    """Refuse an option that would do nothing beside others."""
     many = args.prompts or args.examples
     single = args.trace or args.compare
     is_text = args.interactive or args.compare
@@ -95,7 +94,9 @@ def mistakes(args: Namespace) -> list[str]:
         "--json goes neither with --interactive nor with --compare": args.json and is_text,
         "--method ar does not draft, and is the target alone": args.method == "ar" and drafts,
     }
-    return [message for message, is_made in messages.items() if is_made]
+    for message, is_made in messages.items():
+        if is_made:
+            parser.error(message)
 
 
 def main(arguments: list[str] | None = None) -> int:

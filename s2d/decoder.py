@@ -23,7 +23,8 @@ class Decoder:
     """The decoding of one answer. Iterate over it to decode, a Step at a time.
 
     ``target`` writes the text after ``context``, the ids of the prompt; ``drafter`` grows trees,
-    and ``rule`` says what of them is accepted. ``options`` say when the answer ends.
+    and ``rule`` says what of them is accepted. ``options`` have the shape of the trees, and say
+    when the answer ends.
     """
 
     def __init__(
@@ -40,13 +41,13 @@ class Decoder:
         self.context = list(context)
         self.options = options
         self.prompt_length = len(context)
-        self.size = target.config.max_position_embeddings
+        self.max_positions = target.config.max_position_embeddings
         # The length of the context at which decoding ends.
-        self.limit = min(len(context) + options.max_new_tokens, self.size)
+        self.limit = min(len(context) + options.max_new_tokens, self.max_positions)
         self.ended = ""  # why the answer has ended, see ``Generation``
         self.stats = Stats([each.exit_layer for each in drafter.exits])
         stop_at = options.stop_at
-        # This function is called with each token but EOS: does the answer end with it?
+        # (token) -> whether the answer ends with it; it is called with each token but EOS.
         self.is_last = (lambda token: False) if stop_at is None else stop_at.begin()
         self.cache = target.new_cache()
 
@@ -55,7 +56,7 @@ class Decoder:
 
     @cached_property
     def steps(self) -> Iterator[Step]:
-        """One generator for every loop: a second loop goes on, and after an error it is over."""
+        """All loops share one generator: a second loop goes on, and an error ends it."""
         return self.decode()
 
     @torch.inference_mode()
@@ -74,7 +75,8 @@ class Decoder:
         # 3. Verify: which path of the tree is accepted, and which token follows it?
         accepted, bonus = self.rule.verify(tree, logits)
         # 4. Emit: the tokens become a part of the context, up to the answer's end.
-        step = self.emit(tree, logits, hidden, accepted, bonus)
+        accepted, tokens = self.emit(accepted, bonus)
+        step = Step(tree, logits, hidden, accepted, tokens)
         # 5. Roll back: both models forget the nodes that are not on the path.
         self.roll_back(step)
         step.seconds = time.perf_counter() - began
@@ -107,10 +109,8 @@ class Decoder:
             hidden, positions=inputs.positions, mask=inputs.mask, cache=self.cache
         )[0]
 
-    def emit(
-        self, tree: Tree, logits: Tensor, hidden: Tensor, accepted: list[Node], bonus: int
-    ) -> Step:
-        """Append the new tokens to the context, up to the answer's end."""
+    def emit(self, accepted: list[Node], bonus: int) -> tuple[list[Node], list[int]]:
+        """Append the new tokens to the context, up to the answer's end; returns path and tokens."""
         tokens = self.new_tokens(accepted, bonus)
         for count, token in enumerate(tokens, start=1):
             if token in self.target.config.eos_token_ids:
@@ -122,8 +122,8 @@ class Decoder:
                 break
         self.context = self.context + tokens  # a new list: the tree keeps the old one
         if not self.ended and len(self.context) >= self.limit:
-            self.ended = "context" if self.limit == self.size else "length"
-        return Step(tree, logits, hidden, accepted, tokens)
+            self.ended = "context" if self.limit == self.max_positions else "length"
+        return accepted, tokens
 
     def new_tokens(self, accepted: list[Node], bonus: int) -> list[int]:
         """What a step emits; a subclass may emit other tokens."""

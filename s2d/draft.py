@@ -63,7 +63,7 @@ class LayerExit:
 
     def predict(self, tree: Tree, nodes: list[Node]) -> Prediction:
         """Read what is missing of the context and of the expanded nodes, and ``nodes`` last."""
-        self.read(tree, nodes)
+        self.catch_up(tree, nodes)
         end = self.cache.length
         hidden = self.hidden[0, end - len(nodes) : end]  # (R, hidden)
         logits = self.model.logits(hidden)  # (R, V)
@@ -71,14 +71,14 @@ class LayerExit:
         # about one node, that is enough for all. So it is in the authors' code.
         return Prediction(logits, warp(logits, temperature=1.0).max(), hidden)
 
-    def read(self, tree: Tree, nodes: list[Node]) -> None:
-        """Run the segment on all that it has not read, up to ``nodes``; the previous one before."""
+    def catch_up(self, tree: Tree, nodes: list[Node]) -> None:
+        """Run the segment on all that it has not read, ``nodes`` last; the previous one first."""
         expanded = [*tree.expanded, *nodes]  # in the order of their entries: the root is the first
         read = self.cache.length
         if read == len(tree.context) - 1 + len(expanded):
             return  # a later exit asks for what this one has just read
         if self.previous is not None:
-            self.previous.read(tree, nodes)
+            self.previous.catch_up(tree, nodes)
         for tokens, positions, mask in unread(tree.context, expanded, read, like=self.hidden):
             start = self.cache.length
             end = start + tokens.shape[1]
@@ -120,7 +120,7 @@ class SortedDraft:
                 break
             children, confidence = self.choose_exit(tree, nodes, rule)
             if confidence == 0:
-                break  # exit 0 has found nothing
+                break  # not even the last exit that was asked knows anything
             tree.add_level(nodes, children)
         tree.nodes = tree.shape.sent(tree.nodes)
 

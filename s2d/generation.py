@@ -20,8 +20,8 @@ from .stats import Generation
 
 Ids = Sequence[int] | torch.Tensor  # of a prompt: a list, tensor or array of shape (T,) or (1, T)
 RULES = {"noise": SharedNoise, "rejection": Rejection}
-# Tokens that one of two models with the same tokenizer may have more, since vocabularies are padded
-# for GPUs: 32,000 or 32,064 for Llama 2, 128,256 or 128,264 for Llama 3. The limit is llama.cpp's.
+# Vocabularies are padded for GPUs: of two models with one tokenizer, one may have so many tokens
+# more. Llama 2 has 32,000 or 32,064, Llama 3 128,256 or 128,264. The limit is llama.cpp's.
 PADDING = 128
 
 
@@ -35,7 +35,7 @@ def generate(target: Llama, tokens: Ids, draft: Llama | None = None, **options: 
         target: the model whose text is written.
         tokens: the ids of the prompt, a list, tensor or array of shape (T,) or (1, T).
         draft: a draft model; without one, exit 0 drafts alone.
-        options: see ``options.Options``, and what ``options.fill_in`` makes of them.
+        options: see ``Options`` and ``fill_in`` (options.py).
 
     Ends at EOS, at what ``stop_at`` finds, after ``max_new_tokens``, or when the target's context
     is full. Raises ValueError for what cannot be run.
@@ -125,12 +125,12 @@ def make_exits(target: Llama, draft: Llama | None, options: Options) -> list[Exi
             previous = exit_
         exits.append(exit_)
     numbers = [each.exit_layer for each in exits]
-    expect(len(set(numbers)) == len(numbers), "each exit has a number of its own", numbers)
+    expect(len({*numbers}) == len(numbers), "exits: expected different numbers", numbers)
     return exits
 
 
-def refuse_other_vocabulary(draft: Any, target: Any) -> None:
-    """ValueError if the vocabularies of a draft and a target, models or folders, differ."""
+def refuse_other_vocabulary(target: Any, draft: Any) -> None:
+    """ValueError if the vocabularies of a target and a draft, models or folders, differ."""
     sizes = draft.config.vocab_size, target.config.vocab_size
     if abs(sizes[0] - sizes[1]) > PADDING:
         words = f"{sizes[0]} and {sizes[1]} tokens"
@@ -143,7 +143,7 @@ def with_vocabulary_of(target: Llama, draft: Llama) -> Llama:
     A token that only one of them has is never drafted. If the target emits it, the draft reads its
     own last token in its place.
     """
-    refuse_other_vocabulary(draft, target)
+    refuse_other_vocabulary(target, draft)
     own_size = draft.config.vocab_size
     more = target.config.vocab_size - own_size  # padding by a negative number cuts
     if more == 0:
@@ -156,7 +156,7 @@ def with_vocabulary_of(target: Llama, draft: Llama) -> Llama:
 
 def make_rule(rule: str | Callable[..., Rule], distribution: Distribution, draws: Draws) -> Rule:
     """A rule by its name, or by the function that makes it."""
-    kind = RULES.get(rule, rule) if isinstance(rule, str) else rule
+    kind = RULES[rule] if isinstance(rule, str) else rule
     if distribution.temperature == 0 and kind in RULES.values():
         kind = Greedy
     return kind(distribution, draws)

@@ -9,7 +9,7 @@ from torch import Tensor
 from .devices import to_device
 from .tree import Node
 
-MAX_PROMPT = 256  # more tokens are read before the tree: the mask of both would be large
+MAX_PROMPT = 256  # unread tokens in the tree's pass; more go before it, as the mask would be large
 
 
 class Inputs(NamedTuple):
@@ -21,9 +21,9 @@ class Inputs(NamedTuple):
 
 
 def unread(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -> list[Inputs]:
-    """The inputs of the passes over what is not read: a long prompt has a pass of its own.
+    """The inputs of the passes over what is not read; the last one is over the tree.
 
-    So has each piece of a long text that a segment of the draft has missed after its first pass.
+    A long prompt has a pass of its own. A long text that a segment has missed later has several.
     """
     found = []
     while len(context) - read > MAX_PROMPT:
@@ -42,8 +42,8 @@ def inputs(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -
         read: how many entries the cache has: a part of the context, or all of it and some nodes.
         like: a tensor with the model's device and dtype.
 
-    An example: the context ends with the nodes' root a, after w x y z; of the tree in tree.py, the
-    nodes a, b, c and d are given; the model has read w x y z.
+    An example: the context is w x y z a. Of the tree in tree.py, the nodes a, b, c and d are given.
+    The model has read w x y z.
 
                 w x y z   a b c d
           a     x x x x   x . . .      position 4
@@ -51,7 +51,7 @@ def inputs(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -
           c     x x x x   x . x .               5
           d     x x x x   x x . x               6
 
-    If node b has been read as well, the rows of a and b are missing.
+    If a and b have been read as well, their rows are missing.
     """
     root = len(context) - 1  # the entry of nodes[0]
     new_nodes = nodes[max(0, read - root) :]
@@ -61,19 +61,16 @@ def inputs(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -
     if nodes[-1].depth < len(nodes) - 1:  # no chain: some nodes are not on the last one's path
         T = len(tokens)
         first = T - len(new_nodes)  # the row of new_nodes[0]
-        column = {node: root + number for number, node in enumerate(nodes)}
-        pairs = [
-            (first + i, column[each]) for i, node in enumerate(new_nodes) for each in node.path
-        ]
-        rows, columns = torch.tensor(pairs).T
+        column = {node: number for number, node in enumerate(nodes, root)}
+        seen = [(i, column[each]) for i, node in enumerate(new_nodes, first) for each in node.path]
+        rows, columns = torch.tensor(seen).T
         blocked = torch.ones((T, read + T), dtype=torch.bool).triu(read + 1)  # what comes later
         blocked[first:, root:] = True  # of the nodes, a node sees only those on its path
         blocked[rows, columns] = False
         mask = torch.zeros(blocked.shape, dtype=like.dtype, device=like.device)
         mask.masked_fill_(to_device(blocked, like.device), -torch.inf)
-    device = like.device
     return Inputs(
-        tokens=to_device([tokens], device),
-        positions=to_device(positions, device, torch.float32),
+        tokens=to_device([tokens], like.device),
+        positions=to_device(positions, like.device, torch.float32),
         mask=mask,
     )

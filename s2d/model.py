@@ -88,9 +88,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, T, H·D).
 
-    H/G query heads share a key head. With a ``mask`` (H/G·T, S+T), or if T = 1, they become rows of
-    their key head, as no fused kernel takes both a mask and groups. Without a mask a single query
-    attends to everything, and several queries attend causally; S is 0 then.
+    H/G query heads share a key head. No fused kernel takes both a mask and groups: with a ``mask``
+    (H/G·T, S+T), or if T = 1, the query heads become rows of their key head. Without a mask a
+    single query attends to everything; several queries attend causally, and S is 0.
     """
     B, H, T, D = q.shape
     G = k.shape[1]
@@ -128,7 +128,7 @@ class KVCache:
         self.all_values = self.values.narrow(3, 0, self.length).unbind()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Keep the new keys and values (1, G, T, D) of a layer; attend to all from q."""
+        """Write the new keys and values (1, G, T, D) of a layer; attend to all from q."""
         self.new_keys[layer].copy_(k)
         self.new_values[layer].copy_(v)
         return attention(q, self.all_keys[layer], self.all_values[layer], mask)
@@ -137,7 +137,7 @@ class KVCache:
         """Keep the first ``n`` entries and, of the later ones, ``entries``.
 
         The later ones move up to n, n + 1 and so on: ``keep(5, [6, 8])`` leaves seven entries. A
-        cache that has fewer than ``n`` entries stays as it is; its ``entries`` are empty.
+        cache with fewer than ``n`` entries stays as it is: it is given no ``entries``.
         """
         self.length = min(self.length, n + len(entries))
         move_up(self.keys, n, entries)
@@ -192,7 +192,7 @@ class Attention(nn.Module):
         if self.qk_norm:
             q = self.q_norm(q)
             k = self.k_norm(k)
-        # Together, as a pass over a few tokens takes as long as it has operations.
+        # Together: for a few tokens, it is the number of operations that takes time.
         rotated = rotate(torch.cat((q, k), dim=2), *rope).transpose(1, 2)  # (B, H+G, T, D)
         q, k = rotated.tensor_split((q.shape[2],), dim=1)
         if cache is None:
@@ -253,7 +253,7 @@ class Llama(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.frequencies = rope_frequencies(config)  # no buffer, so that it stays in float32
-        # As a draft: the defaults of ``options.Options`` that its config.json gives.
+        # As a draft: what its config.json says for ``own`` of ``fill_in`` (options.py).
         self.drafting: dict[str, Any] = {}
 
     @property
@@ -287,10 +287,9 @@ class Llama(nn.Module):
 
         Args:
             positions: (T,) in float32, for the rotary embedding; by default S..S+T-1.
-            mask: (T, S+T), 0 where a row attends to a column and -inf elsewhere (``mask.inputs``);
-                by default attention is causal.
-            cache: of these layers; fewer are an IndexError. It holds S positions, to which the T
-                new ones are added; B is 1 then.
+            mask: (T, S+T), 0 where a row attends to a column and -inf elsewhere (mask.py); by
+                default attention is causal.
+            cache: of these layers. It holds S positions, and the T new ones are added; B is 1 then.
         """
         T = hidden.shape[1]
         S = 0 if cache is None else cache.length

@@ -51,15 +51,15 @@ def generate(
     """Yield the tokens of each step. Together they are the target's own text after ``context``."""
     eos = set(target.config.eos_token_ids)
     limit = len(context) + max_new_tokens
-    cache, asked, tokens = target.new_cache(), [], []
+    cache, segments, tokens = target.new_cache(), [], []
     for layer in exits:
-        asked.append(Exit(draft, asked[-1] if asked else None, layer))
+        segments.append(Exit(draft, segments[-1] if segments else None, layer))
     while len(context) < limit and eos.isdisjoint(tokens):
         # 1. Draft a chain: each token comes from the first exit that is confident enough.
         chain, prob = [], 1.0
         longest = min(draft_length, limit - len(context) - 1)
         while len(chain) < longest and prob >= stop and eos.isdisjoint(chain):
-            for each, threshold in zip(asked, thresholds):
+            for each, threshold in zip(segments, thresholds):
                 token, confidence = each.predict(context + chain)
                 if confidence > threshold:
                     break
@@ -77,7 +77,7 @@ def generate(
         tokens = own[: right + 1]
         yield tokens
         # 5. Roll back: all caches forget the wrong tokens. A later exit may have read less.
-        for each in (cache, *(exit_.cache for exit_ in asked)):
+        for each in (cache, *(exit_.cache for exit_ in segments)):
             each.length = min(each.length, len(context) + right)
         context = context + tokens
 
@@ -97,4 +97,4 @@ if __name__ == "__main__":
     assert text == sum(steps[0], []), "this is not the target's own text"
     rate, speed = len(text) / len(steps[12]), seconds[0] / seconds[12]
     print(tokenizer.decode(text))
-    print(f"The target's own text: {rate:.1f} tokens per step, {speed:.1f} times as fast as one.")
+    print(f"The target's own text: {rate:.1f} tokens per step, {speed:.1f} times as fast as alone.")

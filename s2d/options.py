@@ -37,7 +37,7 @@ class Options:
 
     method: str = "ar"  # one of METHODS, for reports: exits, tree and stop say what it means
     # Layers after which the draft may predict, in ascending order. A function (target, draft) ->
-    # ``draft.Exit`` may stand among them, such as a class; exit 0 is one (ngram/table.py).
+    # ``Exit`` (draft.py) may stand among them, such as a class; exit 0 is one (ngram/table.py).
     exits: tuple[int | Callable[..., Any], ...] = ()
     thresholds: tuple[float, ...] = ()  # a confidence above it is enough; the last exit has none
     # The shape of each tree, or a function that makes it for an answer; a chain is a tree, too.
@@ -48,11 +48,11 @@ class Options:
     top_p: float = 1.0  # the share of the probability that nucleus sampling keeps; 1 keeps all
     top_k: int = 0  # the number of tokens that may be sampled; 0 keeps all
     seed: int = 0  # of all random numbers
-    # "noise", "rejection" or a function (distribution, draws) -> ``rules.Rule``, such as a class.
+    # "noise", "rejection" or a function (distribution, draws) -> ``Rule`` (rules.py), as a class is.
     rule: str | Callable[..., Any] = "noise"
     stop_at: Any = None  # where an answer ends besides EOS: ``StopStrings(tokenizer, ["User:"])``
-    drafter: Callable[..., Any] | None = None  # a class that extends ``draft.SortedDraft``
-    decoder: Callable[..., Any] | None = None  # a class that extends ``decoder.Decoder``
+    drafter: Callable[..., Any] | None = None  # a class that extends ``SortedDraft`` (draft.py)
+    decoder: Callable[..., Any] | None = None  # a class that extends ``Decoder`` (decoder.py)
 
     def __post_init__(self) -> None:
         """ValueError for the first setting that cannot be run."""
@@ -62,7 +62,7 @@ class Options:
         are_right = all(is_number(each, 0, inf) for each in self.thresholds)
         expect(are_right, "thresholds: expected numbers from 0", self.thresholds)
         words = f"tree: expected widths from 1, or a Shape, with up to {MAX_NODES} nodes"
-        expect(is_small(self.tree), words, self.tree)
+        expect(can_grow(self.tree), words, self.tree)
         expect(is_number(self.stop, 0, 1), "stop: expected a number from 0 to 1", self.stop)
         words = "temperature: expected 0, or a number from 1e-6 to 1e6"
         is_right = self.temperature == 0 or is_number(self.temperature, 1e-6, 1e6)
@@ -87,7 +87,8 @@ def is_number(value: Any, least: float, most: float) -> bool:
     return isinstance(value, Real) and least <= value <= most and value < inf
 
 
-def is_small(shape: Shape) -> bool:
+def can_grow(shape: Shape | Callable[[], Shape]) -> bool:
+    """Whether trees of this shape can be drafted; a shape of your own says so itself."""
     if isinstance(shape, GrowingShape):
         grown = shape.top_k**2 * shape.depth
         return min(shape.top_k, shape.depth, shape.size) >= 1 and grown <= MAX_NODES
@@ -107,11 +108,11 @@ def fill_in(
     stop: float | None = None,
     **others: Any,
 ) -> Options:
-    """What is given, and a draft's ``own`` defaults for what is not; ValueError if it cannot be.
+    """What is given, and a draft's ``own`` defaults for the rest; ValueError for what cannot run.
 
     Args:
         method: one of METHODS. Exits and shapes that are given take the place of the method's.
-        exits, others: see ``Options``. An exit's default threshold is in ``own``, or its attribute.
+        exits, others: see ``Options``. An exit's own ``threshold`` comes before that in ``own``.
         thresholds: one for each exit but the last, which always answers. One for it is not read.
         draft_length: the most tokens of a chain, which is drafted in the place of a tree.
         tree: the children of each node, by level, such as (4, 2, 2, 1); or a ``Shape``; or a
@@ -147,13 +148,14 @@ def fill_in(
     shape = make_shape(tree)
     if stop is None:
         stop = own["stop"] if is_chain(shape) else own["tree_stop"]
-    shape = tree if callable(tree) else shape
+    if callable(tree):
+        shape = tree  # the function itself: each answer makes its own
     return Options(method, exits, tuple(thresholds[: len(exits) - 1]), shape, stop, **others)
 
 
 def make_shape(tree: Sequence[int] | Shape | Callable[[], Shape]) -> Shape:
-    """The shape of one answer."""
-    if hasattr(tree, "frontier") and not isinstance(tree, type):
+    """The shape of one answer, which ``tree`` is, makes, or lists as widths."""
+    if hasattr(tree, "frontier") and not isinstance(tree, type):  # a class is called
         return tree
     return tree() if callable(tree) else FixedShape(tuple(tree))
 

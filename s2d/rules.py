@@ -45,7 +45,7 @@ class Proposal(NamedTuple):
     # For a drawn child, q is taken. Drafting stops and trees grow by these estimates. The
     # verification never uses them.
     estimates: Tensor
-    # (R, V): what the children were drawn from; None if they are chosen. A rule always does one.
+    # (R, V): what the children were drawn from. None: they are chosen. A rule never mixes both.
     q: Tensor | None = None
 
 
@@ -118,7 +118,7 @@ class Greedy:
 
 
 class Rejection:
-    """Rejection sampling: a token x from q is accepted with probability min(1, p(x) / q(x)).
+    """Rejection sampling, as in the papers.
 
     The text follows p under four conditions:
 
@@ -216,7 +216,7 @@ def without(q: Tensor, tokens: Tensor) -> Tensor:
 
 
 class SharedNoise:
-    """The target takes the token with the largest log p + g. The draft trusts half of g.
+    """Gumbel noise that target and draft share.
 
     This is exact, as the target's choice never looks at the draft. q is only near p. By log q + g/2
     more tokens are accepted than by log q or by log q + g: that was measured (end of

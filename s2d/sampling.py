@@ -27,7 +27,7 @@ def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0)
         logits = logits.float()
     if temperature == 0:
         best, tokens = logits.max(dim=-1, keepdim=True)
-        return torch.zeros_like(logits).scatter(-1, tokens, best - best + 1.0)
+        return torch.zeros_like(logits).scatter(-1, tokens, best - best + 1.0)  # 1, or NaN
     if 0 < top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
@@ -72,7 +72,7 @@ class Draws:
         return self.generator.random() < probability
 
     def draw(self, probs: Tensor) -> Tensor:
-        """Distributions (R, V) -> a token drawn from each (R,), on the CPU; ValueError: NaN.
+        """Distributions (R, V) -> a token drawn from each (R,), on the CPU; ValueError for a NaN.
 
         A token is the index at which the cumulative sums reach a random number. In float32 the
         sums would lose rare tokens.
@@ -105,10 +105,10 @@ class Draws:
         """
         rows = []
         for position in positions:
-            kind = position, like.shape[-1], like.device, like.dtype
-            if kind not in self.rows:
-                self.rows[kind] = self.make_noise(*kind)
-            rows.append(self.rows[kind])
+            key = position, like.shape[-1], like.device, like.dtype
+            if key not in self.rows:
+                self.rows[key] = self.make_noise(*key)
+            rows.append(self.rows[key])
         while len(self.rows) > MAX_ROWS:
             del self.rows[next(iter(self.rows))]  # the oldest one
         return torch.stack(rows)
@@ -116,7 +116,7 @@ class Draws:
     def make_noise(
         self, position: int, size: int, device: torch.device, dtype: torch.dtype
     ) -> Tensor:
-        # On the CPU, so that it is the same for every device. SFC64 takes half as long as Philox.
+        # SFC64 takes half as long as Philox.
         generator = np.random.Generator(np.random.SFC64([self.seed, position]))
         row = torch.from_numpy(generator.standard_exponential(size))
         return to_device(-row.clamp_(min=1e-30).log_().to(dtype), device)

@@ -50,9 +50,9 @@ class Stats:
     draft_levels: int = 0  # that were drafted, also those of which no node was sent
     # {exit, or TARGET: its nodes that were sent}
     sent: Counter[int] = field(default_factory=Counter)
-    # {(depth, exit): how many trees have a level at this depth by this exit}, and of how many of
-    # them a node was accepted. All nodes of a level are drafted by one exit.
+    # {(depth, exit): its levels there of which a node was sent}; a level is drafted by one exit.
     levels: Counter[tuple[int, int]] = field(default_factory=Counter)
+    # And of these, those of which a node was accepted.
     accepted: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def add(self, step: Step) -> None:
@@ -72,11 +72,6 @@ class Stats:
     def draft_tokens(self) -> int:
         """Drafted nodes that were sent."""
         return self.sent.total()
-
-    @property
-    def accepted_tokens(self) -> int:
-        """Drafted tokens that were emitted, so without bonus tokens."""
-        return self.accepted.total()
 
     @property
     def mean_accepted_tokens(self) -> float:

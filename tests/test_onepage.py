@@ -45,6 +45,6 @@ def test_the_program_says_how_much_faster_it_was():
     words = [sys.executable, "-m", "s2d.onepage"]
     answer, report = subprocess.check_output(words, cwd=ROOT, text=True).splitlines()
     assert answer == "The capital of Tadastan is Vorbiburg."
-    expected = r"The target's own text: (.*) tokens per step, (.*) times as fast as one\."
+    expected = r"The target's own text: (.*) tokens per step, (.*) times as fast as alone\."
     per_step, speed = map(float, re.fullmatch(expected, report).groups())
     assert per_step > 2 and speed > 0.5

@@ -84,7 +84,7 @@ def test_a_penalty_is_a_rule_that_wraps_a_rule(pair, temperature):
     for way in (*(dict(method=method) for method in METHODS), dict(exits=[0, 2])):
         found = generate(target, [3, 1], draft, rule=Penalised, **way, **law)
         assert found.tokens == text[2:], way
-        assert way.get("method") == "ar" or found.stats.accepted_tokens > 0, way
+        assert way.get("method") == "ar" or found.stats.accepted.total() > 0, way
 
 
 @pytest.mark.parametrize("kind", [Greedy, SharedNoise, Rejection])
@@ -185,7 +185,7 @@ def test_a_shape_that_looks_at_nodes(pair):
             text = torch.tensor([tree.text(node.parent)], device=target.device)
             row = draft.logits(draft.run_layers(draft.embed(text), 0, 2))[0, -1]
             assert (node.q - row.softmax(dim=-1)).abs().max() < 1e-10
-    assert decoder.stats.accepted_tokens > 0 and decoder.result().exact
+    assert decoder.stats.accepted.total() > 0 and decoder.result().exact
 
 
 class OneLayer(LayerExit):
@@ -356,7 +356,7 @@ BROKEN = [
     ("an exit's max_positions is a number", exit_(max_positions=None)),
     ("a prompt is a list of ids", dict(tokens="Hi")),
     ("must share a vocabulary", dict(draft=random_llama(1, vocab_size=190))),
-    ("each exit has a number of its own", dict(exits=[OneLayer, OneLayer], thresholds=[0.6])),
+    ("exits: expected different numbers", dict(exits=[OneLayer, OneLayer], thresholds=[0.6])),
     ("not 'x'", dict(method="x")),
     ("temperature: expected 0, or a number", dict(temperature="1")),
     (r"exits .5.: the draft has 4 layers", dict(exits=[5])),

@@ -140,7 +140,7 @@ def count_questions(records: Sequence[Record]) -> Tensor:
         tokens = sum(len(turn.tokens) for turn in record.turns)
         seconds = sum(turn.seconds for turn in record.turns)
         stats = stats_of([record])
-        counts.append([tokens, seconds, stats.steps, stats.draft_levels, stats.accepted_tokens])
+        counts.append([tokens, seconds, stats.steps, stats.draft_levels, stats.accepted.total()])
     rounds = len({record.round for record in records})
     return torch.tensor(counts, dtype=torch.float64).T.view(5, rounds, -1)
 

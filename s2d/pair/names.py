@@ -78,7 +78,7 @@ def find_draft(
         return None
     if draft is not None:
         found = read_folder(find_target(draft))
-        refuse_other_vocabulary(found, target)
+        refuse_other_vocabulary(target, found)
         return found
     folder = target.path.absolute()
     is_vicuna = folder.name in FOLDER_OF_SIZE.values()
