@@ -48,7 +48,7 @@ class Options:
     top_p: float = 1.0  # the share of the probability that nucleus sampling keeps; 1 keeps all
     top_k: int = 0  # the number of tokens that may be sampled; 0 keeps all
     seed: int = 0  # of all random numbers
-    # "noise", "rejection" or a function (distribution, draws) -> ``Rule`` (rules.py), as a class is.
+    # "noise", "rejection" or a function (distribution, draws) -> ``Rule`` (rules.py), or a class.
     rule: str | Callable[..., Any] = "noise"
     stop_at: Any = None  # where an answer ends besides EOS: ``StopStrings(tokenizer, ["User:"])``
     drafter: Callable[..., Any] | None = None  # a class that extends ``SortedDraft`` (draft.py)
