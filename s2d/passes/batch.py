@@ -6,6 +6,7 @@ every weight once. Only attention is computed per prompt, on its own KV cache an
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -80,16 +81,22 @@ def begin(
 ) -> Iterator[tuple[int, Decoder]]:
     """Yield the number and the Decoder of each of ``prompts`` when it is asked for."""
     for number, prompt in enumerate(prompts):
-        try:
+        with keep_error(number, results):
             seeded = replace(options, seed=options.seed + number)
             decoder = make_decoder(target, prompt, draft, seeded)
             if type(decoder).run_target is not Decoder.run_target:
                 raise ValueError("a decoder that makes its own pass goes with a single prompt")
-        except ValueError as error:
-            results[number] = error
-        else:
             yield number, decoder
             del decoder  # as above
+
+
+@contextmanager
+def keep_error(number: int, results: Results) -> Iterator[None]:
+    """A ValueError is the result of its prompt; the others go on."""
+    try:
+        yield
+    except ValueError as error:
+        results[number] = error
 
 
 @torch.inference_mode()
@@ -100,10 +107,8 @@ def draft_trees(
     drafted: list[Drafted] = []
     for number, decoder in decoders:
         began = time.perf_counter()
-        try:
+        with keep_error(number, results):
             drafted.append(Drafted(number, decoder, decoder.draft(), began))
-        except ValueError as error:
-            results[number] = error
         if len(drafted) == batch:
             break
     return drafted
@@ -115,18 +120,14 @@ def finish_steps(
 ) -> list[tuple[int, Decoder]]:
     """Make the pass, and finish the step of each prompt; returns the prompts that go on."""
     active = []
-    for (number, decoder, tree, began), (hidden, logits) in zip(
-        drafted, run_together(target, drafted)
-    ):
-        try:
+    outputs = run_together(target, drafted)
+    for (number, decoder, tree, began), (hidden, logits) in zip(drafted, outputs):
+        with keep_error(number, results):
             decoder.finish(tree, hidden, logits, began)
-        except ValueError as error:
-            results[number] = error
-            continue
-        if decoder.ended:
-            results[number] = decoder.result()
-        else:
-            active.append((number, decoder))
+            if decoder.ended:
+                results[number] = decoder.result()
+            else:
+                active.append((number, decoder))
     return active
 
 
