@@ -75,7 +75,8 @@ class Options:
             expect(is_right, f"{name}: expected a whole number from {least}", value)
         words = "rule: expected 'noise', 'rejection' or a function (distribution, draws) -> Rule"
         expect(callable(self.rule) or self.rule in ("noise", "rejection"), words, self.rule)
-        is_right = self.stop_at is None or callable(getattr(self.stop_at, "begin", None))
+        is_right = hasattr(self.stop_at, "begin") and not isinstance(self.stop_at, type)
+        is_right = is_right or self.stop_at is None
         expect(is_right, "stop_at: expected an object such as StopStrings", self.stop_at)
 
     @property

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import DEVICE, nearly_equal, raises_line, random_llama, random_tokens
 
-from s2d import Draws, LayerExit, Prediction, Proposal, generate, generate_many, start
+from s2d import Draws, LayerExit, Prediction, Proposal, StopStrings, generate, generate_many, start
 from s2d.decoder import Decoder
 from s2d.draft import SortedDraft
 from s2d.mcsd.roots import RootsDecoder
@@ -359,6 +359,7 @@ BROKEN = [
     ("exits: expected different numbers", dict(exits=[OneLayer, OneLayer], thresholds=[0.6])),
     ("not 'x'", dict(method="x")),
     ("temperature: expected 0, or a number", dict(temperature="1")),
+    ("stop_at: expected an object", dict(stop_at=StopStrings)),
     (r"exits .5.: the draft has 4 layers", dict(exits=[5])),
     ("exits: expected increasing numbers", dict(exits=[2, 1])),
     ("3 exits, but 1 thresholds", dict(exits=[1, 2, 3], thresholds=[0.5])),
