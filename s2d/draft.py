@@ -127,23 +127,22 @@ class SortedDraft:
     def choose_exit(self, tree: Tree, nodes: list[Node], rule: Rule) -> tuple[list[Node], float]:
         """Children of ``nodes`` by the first exit that is confident enough, or by the last one.
 
-        Exits that cannot read so long a text are left out. Of the others, only the confidence says
-        which exit. Tokens are drawn at each exit that is asked, but nobody looks at them before the
-        exit is chosen: that would change their law (``rules.Rejection``).
+        Only the confidence says which exit. Tokens are drawn at each exit that is asked, but nobody
+        looks at them before the exit is chosen: that would change their law (``rules.Rejection``).
         """
-        length = len(tree.context) + tree.depth
-        children, confidence = [], 0.0
-        for exit_, threshold in zip(self.exits, (*self.thresholds, math.inf)):
-            if length <= exit_.max_positions:
-                children, confidence = self.ask(exit_, tree, nodes, rule)
-                if confidence > threshold:
-                    break  # the layers after this exit are not run
-        return children, confidence
+        *earlier, last = self.exits
+        for exit_, threshold in zip(earlier, self.thresholds):
+            children, confidence = self.ask(exit_, tree, nodes, rule)
+            if confidence > threshold:
+                return children, confidence  # the layers after this exit are not run
+        return self.ask(last, tree, nodes, rule)
 
     def ask(
         self, exit_: Exit, tree: Tree, nodes: list[Node], rule: Rule
     ) -> tuple[list[Node], float]:
         """Children of R ``nodes`` by an exit, and how confident the exit is."""
+        if len(tree.context) + tree.depth > exit_.max_positions:
+            return [], 0.0  # the exit cannot read so long a text
         prediction = exit_.predict(tree, nodes)
         widths = [tree.shape.width(node) for node in nodes]
         tokens, estimates, q = rule.propose(tree, nodes, prediction, max(widths))  # (R, C)

@@ -120,9 +120,8 @@ def fill_in(
             function that makes the Shape of each answer, such as a class: for a shape that learns.
     """
     own = DEFAULTS | own
-    for name, value in others.items():
-        if getattr(value, "ndim", None) == 0:  # NumPy's number
-            others[name] = value.item()
+    stop = plain_number(stop)
+    others = {name: plain_number(value) for name, value in others.items()}
     if method is None:
         method = own["method"] if draft_length is None else "s2d"
     expect(method in METHODS, f"method: expected {', '.join(METHODS)}", method)
@@ -136,6 +135,7 @@ def fill_in(
     if thresholds is None:
         known = dict(zip(own["exits"][:-1], own["thresholds"]))  # the last one's is not read
         thresholds = [getattr(each, "threshold", known.get(each, THRESHOLD)) for each in exits]
+    thresholds = [plain_number(each) for each in thresholds]
     if len(thresholds) not in (len(exits), len(exits) - 1):
         raise ValueError(f"{len(exits)} exits, but {len(thresholds)} thresholds")
     if tree is not None and draft_length is not None:
@@ -152,6 +152,11 @@ def fill_in(
     if callable(tree):
         shape = tree  # the function itself: each answer makes its own
     return Options(method, exits, tuple(thresholds[: len(exits) - 1]), shape, stop, **others)
+
+
+def plain_number(value: Any) -> Any:
+    """NumPy's and PyTorch's numbers as those of Python; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def make_shape(tree: Sequence[int] | Shape | Callable[[], Shape]) -> Shape:

@@ -225,11 +225,11 @@ class ShortTexts(OneLayer):
         self.max_positions = 1
 
 
-@pytest.mark.parametrize("exits", [[ShortTexts, 3], [3, ShortTexts]])
-def test_an_exit_that_reads_short_texts_only_ends_itself(pair, exits):
-    """As if it were not there. The last of the others always answers."""
+@pytest.mark.parametrize("exits, threshold", [([ShortTexts, 3], 0.9), ([3, ShortTexts], 0.0)])
+def test_an_exit_that_reads_short_texts_only_ends_itself(pair, exits, threshold):
+    """As if it were not there, before an exit or after one that is confident enough."""
     options = dict(tokens=[3, 1], draft=pair[1], max_new_tokens=20)
-    found = generate(pair[0], exits=exits, thresholds=[0.9], **options)
+    found = generate(pair[0], exits=exits, thresholds=[threshold], **options)
     assert found.stats.levels == generate(pair[0], exits=[3], **options).stats.levels != {}
 
 

@@ -69,12 +69,16 @@ def choose_methods(target: str, methods: dict[str, str], args: Namespace) -> dic
 def load_methods(choices: dict[str, Choice], args: Namespace) -> dict[str, Pair]:
     """Load what is chosen for methods on one target: each model once, up to the last exit."""
     loaded: dict[Path, Llama] = {}
-    exits = [each for choice in choices.values() for each in choice.options.exits]
-    last = max((each for each in exits if isinstance(each, int)), default=0)  # exit 0 is a class
+    last: dict[Path, int] = {}  # of a draft, the last of its exits
+    for choice in choices.values():
+        if choice.draft_folder is not None:
+            path = choice.draft_folder.path
+            layers = [each for each in choice.options.exits if isinstance(each, int)]
+            last[path] = max([*layers, last.get(path, 0)])
 
     def load(folder: ModelFolder, *where: Any, layers: int | None = None) -> Llama:
         if folder.path not in loaded:
-            layers = layers and min(last, folder.config.num_hidden_layers)  # a target has all
+            layers = layers and last[folder.path]  # a target has all
             loaded[folder.path] = load_model(folder, *where, layers=layers)
         return loaded[folder.path]
 

@@ -197,8 +197,10 @@ def save_model(
 ) -> None:
     """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
 
-    The tokenizer in the folder ``tokenizer_from`` is copied along. ValueError: there is a folder.
+    The tokenizer in the folder ``tokenizer_from`` is copied along. ValueError: ``path`` is there.
     """
+    if os.path.lexists(path):
+        raise ValueError(f"{path} is there already; remove it or name another")
     state = model.state_dict()
     if model.config.tie_word_embeddings:
         del state[HEAD]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from math import floor, log2
 from statistics import median
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -150,16 +150,17 @@ def plain(value: Any) -> Any:
 
     That is its name, the line of a function, and the values that a closure or an object holds.
     """
-    if isinstance(value, FixedShape | GrowingShape):
+    if type(value) in (FixedShape, GrowingShape):
         return asdict(value)
     if isinstance(value, type):
         return value.exit_layer if issubclass(value, TableExit) else value.__qualname__
     text, held = repr(value), None
     if isinstance(value, FunctionType):
         text = f"{value.__qualname__} in line {value.__code__.co_firstlineno}"
-        held = [cell.cell_contents for cell in value.__closure__ or ()]
+        filled = [cell for cell in value.__closure__ or () if cell != CellType()]
+        held = [*(cell.cell_contents for cell in filled), *(value.__defaults__ or ())]
     elif type(value).__repr__ is object.__repr__:
-        text, held = type(value).__name__, vars(value)
+        text, held = type(value).__name__, getattr(value, "__dict__", None)
     text += f" with {held}" if held else ""
     return re.sub(" at 0x[0-9a-f]+", "", text)  # an address is another one in each run
 

@@ -82,6 +82,9 @@ def choose_pair(
         bitwise: whether all passes have one form (passes/bitwise.py); drafts are chains then.
     """
     expect(init in ("draft", "target"), "init: expected 'draft' or 'target'", init)
+    options = {name: value for name, value in options.items() if value is not None}
+    if options.get("method") == "ar":  # what is given for drafting is passed over
+        init, decision, datastore = "draft", None, None
     if bitwise and (init == "target" or is_initialized()):
         raise ValueError("bitwise: expected without roots from the target, and in one process")
     if init == "target":

@@ -38,7 +38,8 @@ def find_target(name: Path | str) -> Path:
             return folder
     hub_id = HUB_IDS.get(name, name)
     owner = hub_id.partition("/")[0]
-    if Path(owner).is_dir() or not re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id):
+    is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id) and owner != WEIGHTS.name
+    if Path(owner).is_dir() or not is_hub_id:
         names = ", ".join((*FOLDER_OF_SIZE, *HUB_IDS))
         raise FileNotFoundError(f"no model folder at {name}; the names are {names}")
     place = f"weights/{name.rpartition('/')[2].lower()}"
