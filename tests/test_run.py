@@ -21,7 +21,9 @@ from s2d.cli.ending import run_program
 from s2d.decoder import Decoder
 from s2d.mcsd.roots import RootsDecoder
 from s2d.ngram.datastore import save_datastore
+from s2d.options import Options
 from s2d.pair import names
+from s2d.pair.loading import choose_pair
 from s2d.tree import FixedShape, GrowingShape
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
@@ -66,6 +68,11 @@ DECIDED = {
     "--temperature 1.5 --seed 3": dict(temperature=1.5, seed=3),
     "": dict(method="s2d", exits=(2, 3), tree=FixedShape((1,) * 12), rule="noise"),
 }
+
+
+def test_nothing_drafts_for_the_target_alone_from_python_too():
+    choice = choose_pair("7b", method="ar", init="target", datastore="f", decision="f")
+    assert choice.options == Options() and choice.draft_folder is None
 
 
 @pytest.mark.parametrize("line", DECIDED)

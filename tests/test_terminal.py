@@ -14,7 +14,9 @@ from s2d.cli import terminal
 from s2d.cli.terminal import compare_speed, gap_in_steps, report
 from s2d.generation import decide, generate, start
 from s2d.mcsd.roots import RootsDecoder
+from s2d.proof import checked
 from s2d.sampling import Draws
+from s2d.tree import GrowingShape
 
 ROOTS = dict(method="mcsd", tree=(3, 2, 1), decoder=RootsDecoder)
 
@@ -89,7 +91,20 @@ def test_parts_that_hold_other_values_are_told_apart_in_json():
             self.value = value
 
     parts = [make(1), make(2), lambda *given: 2, partial(make, 1), partial(make, value=1)]
+
+    class Slots:
+        __slots__ = ()
+
+    def unfinished():
+        def function():
+            return later
+
+        yield function
+        later = 1
+
     parts += [partial(make, torch.zeros(2)), partial(make, torch.ones(2)), Own, Own(1), Own(2)]
+    parts += [lambda *given, value=3: value, Slots(), next(unfinished())]
+    parts += [GrowingShape(3, 3, 6), checked(GrowingShape(3, 3, 6))]
     found = [json.dumps(each, default=terminal.plain) for each in parts]
     assert len({*found}) == len(parts) and "0x" not in "".join(found)
     assert terminal.plain(make(1)) == terminal.plain(make(1))
