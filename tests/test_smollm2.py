@@ -4,13 +4,14 @@ import pytest
 from helpers import WEIGHTS
 from theirs import greedy_tokens
 
-from s2d import Tokenizer, generate, load_model
+from s2d import Tokenizer, generate, load_model, start
+from s2d.passes.bitwise import BitwiseDecoder
 
 FOLDER = WEIGHTS / "smollm2-135m"
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="python tests/smollm2.py writes it")
 DRAFTING = dict(exits=(6, 9, 12), thresholds=(0.3, 0.3), draft_length=4, tree=(3, 3, 10))
 
 
-@pytest.mark.skipif(not FOLDER.is_dir(), reason="python tests/smollm2.py writes it")
 def test_greedy_tokens_equal_transformers():
     """In float64, with its own first layers as a draft."""
     target = load_model(FOLDER, dtype="float64")
@@ -19,3 +20,16 @@ def test_greedy_tokens_equal_transformers():
     found = generate(target, prompt, target, method="s2d-tree", max_new_tokens=6)
     assert found.tokens == greedy_tokens(FOLDER, prompt, count=6)
     assert found.exact and len(found.stats.sent) > 1
+
+
+def test_in_bfloat16_drafting_changes_no_bit():
+    """Exit 0 drafts from a prompt that asks for a repetition."""
+    target = load_model(FOLDER, dtype="bfloat16")
+    prompt = Tokenizer(FOLDER).encode_chat(["Say this again, and again: one two three four five."])
+    found = []
+    for options in (dict(method="ar"), dict(method="s2d", exits=[0])):
+        decoder = start(target, prompt, max_new_tokens=8, decoder=BitwiseDecoder, **options)
+        logs = [each for step in decoder for each in step.log_probabilities()]
+        found.append((decoder.tokens, logs))
+    assert found[0] == found[1]
+    assert decoder.stats.accepted.total() > 0
