@@ -28,7 +28,7 @@ def differing(name, dtype, prompts):
     draft = load_model(WEIGHTS / "mini-draft", dtype=dtype)
     found = 0
     for case, prompt in enumerate(prompts):
-        law = dict(temperature=case % 2, seed=case)
+        law = dict(temperature=case % 2, seed=case, top_p=0.9)
         tokens, ended, logits = written(target, prompt, method="ar", **law)
         for way in WAYS:
             rule = "noise" if law["temperature"] else "rejection"
@@ -62,10 +62,19 @@ def test_keys_are_padded_for_a_reason(dtype, monkeypatch):
         pytest.skip("this processor sums a partial vector of keys as a whole one")
 
 
+class ForkBelow:
+    """A chain by its first level alone."""
+
+    depth, prunes = 3, False
+    frontier = sent = staticmethod(lambda nodes: nodes)
+    width = staticmethod(lambda node: 1 + node.depth)
+
+
 def test_what_does_not_go_together_is_one_line():
     target = load_model(WEIGHTS / "mini-7b")
     draft = load_model(WEIGHTS / "mini-draft")
-    for shape in (dict(draft_length=16), dict(tree=(2, 1)), dict(tree=GrowingShape(2, 2, 3))):
+    trees = (2, 1), GrowingShape(2, 2, 3), ForkBelow()
+    for shape in (dict(draft_length=16), *(dict(tree=tree, stop=0.0) for tree in trees)):
         options = dict(decoder=BitwiseDecoder, **shape)
         words = "bitwise: expected a chain of up to 15 tokens"
         raises_line(generate, ValueError, words, target, [3, 1], draft, **options)

@@ -138,7 +138,7 @@ def test_a_head_on_the_targets_hidden_states(target, monkeypatch):
         rows.append(features(target, hidden[:-1], text))
         following.append(hidden[1:])
     rows, following = torch.cat(rows), torch.cat(following)
-    head = torch.linalg.lstsq(rows, following, driver="gelsd").solution
+    head = torch.linalg.lstsq(rows.cpu(), following.cpu(), driver="gelsd").solution.to(rows)
     for batch in (1, 2, 3):
         counts = []
         options = dict(exits=[partial(Eagle, head, counts)], draft_length=3, max_new_tokens=17)

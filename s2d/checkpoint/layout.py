@@ -20,8 +20,8 @@ SMALL = 100e6  # bytes of weights
 
 
 def refuse(*_: Any) -> NoReturn:
-    words = "packed weights are for inference alone, and stay as they are"
-    raise ValueError(f"{words}: load_model(..., quick=False)") from None
+    words = "packed weights are for inference alone, so load the model again with"
+    raise ValueError(f"{words} load_model(..., quick=False)") from None
 
 
 class PackedLinear(nn.Module):

@@ -74,7 +74,8 @@ def report(generation: Generation, pair: Pair) -> str:
             exits.append(f"exit {exit_layer}: {words}")
         lines.append(f"exits          {'; '.join(exits)}")
     words = "lossless" if generation.exact else "not lossless (its rule is not)"
-    if generation.exact and options.decoder is BitwiseDecoder:
+    is_bitwise = options.decoder is BitwiseDecoder and not draws_anew(options)
+    if generation.exact and is_bitwise:
         words += ", bit for bit, as --method ar --bitwise"
     elif generation.exact and pair.target.dtype != torch.float64:
         words += f", up to rounding in {name_of(pair.target.dtype)}"
@@ -98,12 +99,13 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
     for _ in range(TURNS):
         plain = make_decoder(pair.target, prompt, None, target_alone).run()
         alone.append(speed_of(plain))
-        drafted.append(speed_of(make_decoder(pair.target, prompt, pair.draft, options).run()))
+        again = make_decoder(pair.target, prompt, pair.draft, options).run()
+        drafted.append(speed_of(again))
     ratio = median(drafted) / median(alone)
     turns = f"median of {TURNS} runs of up to {count} tokens"
     line = f"speed          {ratio:.2f} times as fast as the target alone ({turns})"
-    for place, tokens in enumerate(zip(plain.tokens, answer.tokens)):
-        if tokens[0] != tokens[1] and answer.exact and not draws_anew(options):
+    for place, tokens in enumerate(zip(plain.tokens, again.tokens)):
+        if tokens[0] != tokens[1] and again.exact and not draws_anew(options):
             before = prompt + plain.tokens[:place]
             gap = gap_in_steps(pair.target, options, options.seed, before, tokens)
             cause = "by rounding" if gap <= ROUNDING else "which is a fault"

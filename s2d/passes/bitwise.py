@@ -19,6 +19,7 @@ Engines reach this by kernels that do not depend on the batch (Thinking Machines
 Nondeterminism in LLM Inference", 2025; LayerCast, arXiv 2506.09501).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from ..options import Options, is_chain, make_shape
 from ..tree import TARGET, Node, Tree
 
 ROWS = 16
+NO_CHAIN = f"bitwise: expected a chain of up to {ROWS - 1} tokens"
 
 
 class PaddedCache(KVCache):
@@ -60,7 +62,12 @@ def check_chain(options: Options) -> None:
     """ValueError for trees, and for chains that are too long for a pass."""
     shape = make_shape(options.tree)
     if not is_chain(shape) or shape.depth >= ROWS:
-        raise ValueError(f"bitwise: expected a chain of up to {ROWS - 1} tokens")
+        raise ValueError(NO_CHAIN)
+
+
+def by_row(distribution: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Logits (R, V) -> probabilities (R, V), a row at a time, as sums round by the number of rows."""
+    return lambda logits: torch.cat([distribution(row) for row in logits.split(1)])
 
 
 class BitwiseDecoder(Decoder):
@@ -71,6 +78,8 @@ class BitwiseDecoder(Decoder):
         super().__init__(**parts)
         check_chain(self.options)
         self.capacity = padded(self.limit + ROWS)
+        if hasattr(self.rule, "distribution"):
+            self.rule.distribution = by_row(self.rule.distribution)
 
     def run_target(self, tree: Tree) -> tuple[Tensor, Tensor]:
         like = self.target.model.norm.weight
@@ -81,6 +90,8 @@ class BitwiseDecoder(Decoder):
                 states.append(self.read(inputs(before, [Node(before[-1])], 0, like)))
             self.cache = PaddedCache(self.cache, self.capacity)
         nodes = list(tree.nodes)
+        if nodes[-1].depth != len(nodes) - 1 or len(nodes) > ROWS:  # by parts of your own
+            raise ValueError(NO_CHAIN)
         while len(nodes) < ROWS:  # these stand for nothing
             nodes.append(nodes[-1].child(nodes[-1].token, 1.0, TARGET))
         # The causal mask, but over all of the cache.

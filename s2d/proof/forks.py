@@ -242,7 +242,7 @@ class Forks(TorchFunctionMode):
                 tokens.append(self.choose(row))
                 if not replacement:
                     row[tokens[-1]] = 0.0
-        return torch.tensor(tokens).reshape(*input.shape[:-1], num_samples)
+        return torch.tensor(tokens, device=input.device).reshape(*input.shape[:-1], num_samples)
 
     def bernoulli(self, input: Tensor, p: float | None = None) -> Tensor:
         chances = input.flatten().tolist() if p is None else [p] * input.numel()
