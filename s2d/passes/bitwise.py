@@ -66,7 +66,7 @@ def check_chain(options: Options) -> None:
 
 
 def by_row(distribution: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Logits (R, V) -> probabilities (R, V), a row at a time, as sums round by the number of rows."""
+    """Logits (R, V) -> probabilities (R, V), a row at a time, as more rows may be summed otherwise."""
     return lambda logits: torch.cat([distribution(row) for row in logits.split(1)])
 
 
