@@ -66,7 +66,7 @@ def check_chain(options: Options) -> None:
 
 
 def by_row(distribution: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Logits (R, V) -> probabilities (R, V), a row at a time, as more rows may be summed otherwise."""
+    """Logits (R, V) -> probabilities (R, V), row by row, as several may be summed otherwise."""
     return lambda logits: torch.cat([distribution(row) for row in logits.split(1)])
 
 
