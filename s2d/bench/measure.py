@@ -89,7 +89,8 @@ def compare_pairs(
     title: str,
     pairs: dict[str, Any],
     questions: Sequence[Question],
-    args: Namespace,
+    rounds: int,
+    seed: int,
     peers: dict[str, Callable[..., Any]],
 ) -> Comparison:
     """What methods do, each with its pair, and ``peers``, the decoders of other programs.
@@ -103,7 +104,7 @@ def compare_pairs(
     for name, pair in pairs.items():
         runs[name] = partial(answer, target=pair.target, draft=pair.draft, options=pair.options)
     runs |= {name: partial(run, options=alone.options) for name, run in peers.items()}
-    records = measure(runs, questions, args.rounds, title, ask, args.seed)
+    records = measure(runs, questions, rounds, title, ask, seed)
     left_out = []
     for question in questions:
         counts = [len(record.turns) for record in records if record.question is question]
@@ -130,7 +131,8 @@ def compare_methods(
         made = {}
         for method, pair in pairs.items():
             made[method] = replace(pair, options=replace(pair.options, temperature=temperature))
-        yield compare_pairs(f"{name} T={temperature:g}", made, questions, args, peers)
+        title = f"{name} T={temperature:g}"
+        yield compare_pairs(title, made, questions, args.rounds, args.seed, peers)
 
 
 def compare(
@@ -170,8 +172,8 @@ def compare(
         asked.append({"question_id": number, "group": "overall"} | each)
         if tokenizer is None and any(isinstance(turn, str) for turn in each["turns"]):
             raise ValueError("questions that are texts need a tokenizer")
-    args = Namespace(rounds=rounds, seed=pairs["ar"].options.seed)
-    return compare_pairs("compare", pairs, asked, args, peers={})
+    seed = pairs["ar"].options.seed  # as it was decided: a plain number
+    return compare_pairs("compare", pairs, asked, rounds, seed, peers={})
 
 
 def describe_model(model: Llama) -> dict[str, Any]:

@@ -11,10 +11,7 @@ from ..checkpoint.config import ModelFolder, read_folder
 from ..checkpoint.load import load_model, read_tensors
 from ..checkpoint.tokenizer import Tokenizer
 from ..generation import decide
-from ..mcsd.decision import Decision, fingerprint, load_decision, with_decision
-from ..mcsd.roots import RootsDecoder
 from ..model import Llama
-from ..ngram.datastore import load_datastore, reading
 from ..ngram.table import TableExit
 from ..options import Options, expect
 from ..passes.bitwise import BitwiseDecoder, check_chain
@@ -88,6 +85,8 @@ def choose_pair(
     if bitwise and (init == "target" or is_initialized()):
         raise ValueError("bitwise: expected without roots from the target, and in one process")
     if init == "target":
+        from ..mcsd.roots import RootsDecoder  # few programs need it, or the other parts below
+
         options["decoder"] = RootsDecoder
     if bitwise:
         options["decoder"] = BitwiseDecoder
@@ -100,18 +99,22 @@ def choose_pair(
     if options.get("method") != "ar":
         found = find_draft(folder, draft, options.get("exits"))
     if decision is not None:
+        from ..mcsd.decision import load_decision, with_decision
+
         model = load_decision(decision)
         options = {"drafter": with_decision(model), "stop": model.threshold} | options
     decided = decide(found, **options)
     if bitwise:
         check_chain(decided)
     if decision is not None:
-        check_decision(model, found, decided)
+        check_decision(model.draft, found, decided)
     if datastore is None and TableExit in decided.exits:
         datastore = find_datastore(folder)
     if datastore is not None:
         if TableExit not in decided.exits:
             raise ValueError("datastore: expected exit 0 among the exits, which reads it")
+        from ..ngram.datastore import load_datastore, reading
+
         exit_0 = reading(load_datastore(datastore, folder.config))
         exits = [exit_0 if each is TableExit else each for each in decided.exits]
         decided = replace(decided, exits=tuple(exits))
@@ -120,13 +123,15 @@ def choose_pair(
     return Choice(folder, found, datastore, decided, tokenizer)
 
 
-def check_decision(decision: Decision, draft: ModelFolder | None, options: Options) -> None:
-    """ValueError unless only exits with layers draft, and a decision model was made for them."""
+def check_decision(made_for: str, draft: ModelFolder | None, options: Options) -> None:
+    """ValueError unless only exits with layers draft, of the draft that a decision model knows."""
+    from ..mcsd.decision import fingerprint
+
     if draft is None or TableExit in options.exits:
         raise ValueError("decision: expected exits with layers, and not exit 0")
     not_read = "model.layers.", "model.embed_tokens.", "lm_head."
     tensors = {name: tensor for _, name, tensor in read_tensors(draft.path, not_read)}
-    if fingerprint(tensors["model.norm.weight"]) != decision.draft:
+    if fingerprint(tensors["model.norm.weight"]) != made_for:
         raise ValueError(f"decision: expected a model for {draft.path}, not for another draft")
 
 
