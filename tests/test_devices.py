@@ -85,7 +85,7 @@ def check_batches_and_dtypes() -> None:
 
 def check_all() -> None:
     kept = register()  # noqa: F841 - as long as the process is
-    for owner, name in ((Decoder, "decode"), (batch, "draft_trees"), (batch, "finish_steps")):
+    for owner, name in ((Decoder, "decode"), (batch, "decode_one"), (batch, "run_together")):
         setattr(owner, name, torch.no_grad()(getattr(owner, name).__wrapped__))
     there = torch.ones(2, device=NAME)
     raises_line(torch.add, RuntimeError, "tensors on two devices", there, torch.ones(2))

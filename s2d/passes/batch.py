@@ -5,11 +5,10 @@ every weight once. Only attention is computed per prompt, on its own KV cache an
 """
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,17 +21,8 @@ from ..options import Options, expect
 from ..stats import Generation
 from ..tree import Tree
 
-# By the numbers of their prompts: what waits to be yielded.
-Results = dict[int, Generation | ValueError]
-
-
-class Drafted(NamedTuple):
-    """A prompt that takes part in the next pass."""
-
-    number: int
-    decoder: Decoder
-    tree: Tree
-    began: float  # by ``time.perf_counter``
+Asked = tuple[Decoder, Tree]  # a prompt asks for a pass over a tree
+Output = tuple[Tensor, Tensor]  # and is sent hidden states and logits: see ``Decoder.run_target``
 
 
 def generate_many(
@@ -61,90 +51,73 @@ def decode_many(
 ) -> Iterator[Generation | ValueError]:
     """Yield the answer to each prompt, in order. Of a prompt that cannot be run, its ValueError."""
     expect(isinstance(batch, int) and batch > 0, "batch: expected a whole number from 1", batch)
-    results: Results = {}
-    turn = 0
-    fresh = begin(target, prompts, draft, options, results)
-    active: list[tuple[int, Decoder]] = []
+    # (number, a prompt's ``decode_one``, what it is sent next)
+    waiting = (
+        (
+            number,
+            decode_one(target, prompt, draft, replace(options, seed=options.seed + number)),
+            None,
+        )
+        for number, prompt in enumerate(prompts)
+    )
+    active: list[tuple[int, Generator, Output]] = []
+    results: dict[int, Generation | ValueError] = {}
+    turn = 0  # the number of the answer that is yielded next
     while True:
-        drafted = draft_trees(chain(active, fresh), batch, results)
+        asked: list[tuple[int, Generator, Asked]] = []
+        for number, prompt, output in chain(active, waiting):
+            try:
+                asked.append((number, prompt, prompt.send(output)))
+            except StopIteration as end:
+                results[number] = end.value
+            if len(asked) == batch:
+                break
         while turn in results:
             yield results.pop(turn)
             turn += 1
-        if not drafted:
+        if not asked:
             return
-        active = finish_steps(target, drafted, results)
-        del drafted  # the caches of answers that have ended, before new ones are made
+        outputs = run_together(target, [each for _, _, each in asked])
+        active = [(number, prompt, each) for (number, prompt, _), each in zip(asked, outputs)]
 
 
-def begin(
-    target: Llama, prompts: Iterable[Ids], draft: Llama | None, options: Options, results: Results
-) -> Iterator[tuple[int, Decoder]]:
-    """Yield the number and the Decoder of each of ``prompts`` when it is asked for."""
-    for number, prompt in enumerate(prompts):
-        with keep_error(number, results):
-            seeded = replace(options, seed=options.seed + number)
-            decoder = make_decoder(target, prompt, draft, seeded)
-            if type(decoder).run_target is not Decoder.run_target:
-                raise ValueError("a decoder that makes its own pass goes with a single prompt")
-            yield number, decoder
-            del decoder  # as above
+@torch.inference_mode()
+def decode_one(
+    target: Llama, prompt: Ids, draft: Llama | None, options: Options
+) -> Generator[Asked, Output, Generation | ValueError]:
+    """``Decoder.decode`` of one prompt, which yields its tree where others share the pass.
 
-
-@contextmanager
-def keep_error(number: int, results: Results) -> Iterator[None]:
-    """A ValueError is the result of its prompt; the others go on."""
+    Returns the answer, or the ValueError of a prompt that cannot be run; the others go on.
+    """
     try:
-        yield
-    except ValueError as error:
-        results[number] = error
-
-
-@torch.inference_mode()
-def draft_trees(
-    decoders: Iterable[tuple[int, Decoder]], batch: int, results: Results
-) -> list[Drafted]:
-    """The trees of the next pass, by up to ``batch`` Decoders."""
-    drafted: list[Drafted] = []
-    for number, decoder in decoders:
-        began = time.perf_counter()
-        with keep_error(number, results):
-            drafted.append(Drafted(number, decoder, decoder.draft(), began))
-        if len(drafted) == batch:
-            break
-    return drafted
-
-
-@torch.inference_mode()
-def finish_steps(
-    target: Llama, drafted: list[Drafted], results: Results
-) -> list[tuple[int, Decoder]]:
-    """Make the pass, and finish the step of each prompt; returns the prompts that go on."""
-    active = []
-    outputs = run_together(target, drafted)
-    for (number, decoder, tree, began), (hidden, logits) in zip(drafted, outputs):
-        with keep_error(number, results):
+        decoder = make_decoder(target, prompt, draft, options)
+        if type(decoder).run_target is not Decoder.run_target:
+            raise ValueError("a decoder that makes its own pass goes with a single prompt")
+        while not decoder.ended:
+            began = time.perf_counter()
+            tree = decoder.draft()
+            hidden, logits = yield decoder, tree
             decoder.finish(tree, hidden, logits, began)
-            if decoder.ended:
-                results[number] = decoder.result()
-            else:
-                active.append((number, decoder))
-    return active
+        return decoder.result()
+    except ValueError as error:
+        return error
 
 
-def run_together(target: Llama, drafted: list[Drafted]) -> list[tuple[Tensor, Tensor]]:
+@torch.inference_mode()
+def run_together(target: Llama, asked: list[Asked]) -> list[Output]:
     """Run the target once, over what it has not read: as ``Decoder.run_target`` for each tree."""
     long_prompts = []
     last: list[Inputs] = []
-    for each in drafted:
-        *before, inputs = each.decoder.unread(each.tree)
-        long_prompts.append([each.decoder.read(prompt) for prompt in before])
+    for decoder, tree in asked:
+        *before, inputs = decoder.unread(tree)
+        long_prompts.append([decoder.read(prompt) for prompt in before])
         last.append(inputs)
     tokens = torch.cat([inputs.tokens for inputs in last], dim=1)  # (1, T), T of all prompts
     positions = torch.cat([inputs.positions for inputs in last])
-    cache = SeveralCaches(target, [each.decoder.cache for each in drafted], last)
+    cache = SeveralCaches(target, [decoder.cache for decoder, _ in asked], last)
     hidden = target.run_layers(target.embed(tokens), positions=positions, cache=cache)
     states = hidden[0].split(cache.sizes)
-    needed = [rows[-len(each.tree.nodes) :] for rows, each in zip(states, drafted)]
+    needed = [rows[-len(tree.nodes) :] for rows, (_, tree) in zip(states, asked)]
     logits = target.logits(torch.cat(needed)).split([len(rows) for rows in needed])
     states = [torch.cat((*before, rows)) for before, rows in zip(long_prompts, states)]
     return list(zip(states, logits))
