@@ -47,7 +47,6 @@ def parse(arguments: list[str] | None = None) -> Namespace:
     words = "what to say; - reads stdin (an example)"
     add("--prompt", action="append", metavar="TEXT", help=words)  # a list: a second one is refused
     add("--prompts", type=file_name, metavar="FILE", help="answer each line of a file")
-    add("--examples", action="store_true", help="answer six prompts for the miniatures")
     add("--interactive", action="store_true", help="a conversation")
     add = group.add_argument
     words = "how many of --prompts share a pass (8)"
@@ -82,15 +81,15 @@ def parse(arguments: list[str] | None = None) -> Namespace:
 
 def refuse_mistakes(args: Namespace, parser: ArgumentParser) -> None:
     """Refuse an option that would do nothing beside others."""
-    many = args.prompts or args.examples
     single = args.trace or args.compare
     is_text = args.interactive or args.compare
     drafts = args.paper or args.compare or any(getattr(args, name) is not None for name in DRAFTING)
     messages = {
         "--prompt is given twice; --prompts FILE answers several": len(args.prompt or ()) > 1,
-        "--batch is for --prompts and --examples": args.batch and not many,
-        "--trace and --compare are for a single prompt": single and (many or args.interactive),
-        "--bitwise goes with one prompt in a pass": args.bitwise and many,
+        "--batch is for --prompts": args.batch and not args.prompts,
+        "--trace and --compare are for a single prompt": single
+        and (args.prompts or args.interactive),
+        "--bitwise goes with one prompt in a pass": args.bitwise and args.prompts,
         "--json goes neither with --interactive nor with --compare": args.json and is_text,
         "--method ar does not draft, and is the target alone": args.method == "ar" and drafts,
     }

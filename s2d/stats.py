@@ -4,7 +4,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .options import Options
@@ -30,14 +29,6 @@ class Step:
         """By emitted token: the number of the exit that drafted it, or TARGET."""
         drafted = [node.exit_layer for node in self.accepted]
         return drafted + [TARGET] * (len(self.tokens) - len(drafted))
-
-    def log_probabilities(self) -> list[float]:
-        """By emitted token: log p under the target, at temperature 1, without top-k and top-p."""
-        followed = [self.tree.root, *self.accepted][: len(self.tokens)]
-        rows = self.logits[[self.tree.nodes.index(node) for node in followed]]
-        logs = rows.log_softmax(dim=-1, dtype=torch.promote_types(rows.dtype, torch.float32))
-        tokens = torch.tensor(self.tokens, device=logs.device)
-        return logs.gather(1, tokens[:, None])[:, 0].tolist()
 
 
 @dataclass

@@ -201,6 +201,14 @@ def fork(folder, ranks, function, *arguments):
     return [process.exitcode for process in processes]
 
 
+def log_probabilities(step):
+    """By emitted token: log p under the target, at temperature 1."""
+    followed = [step.tree.root, *step.accepted][: len(step.tokens)]
+    rows = step.logits[[step.tree.nodes.index(node) for node in followed]].double()
+    tokens = torch.tensor(step.tokens, device=rows.device)
+    return rows.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0].tolist()
+
+
 def peak_growth(before, measured, *arguments):
     """MiB by which ``measured``, after ``before``, raises the peak memory of a Python of its own.
 

@@ -7,7 +7,14 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import DEVICE, nearly_equal, raises_line, random_llama, random_tokens
+from helpers import (
+    DEVICE,
+    log_probabilities,
+    nearly_equal,
+    raises_line,
+    random_llama,
+    random_tokens,
+)
 
 from s2d import Draws, LayerExit, Prediction, Proposal, StopStrings, generate, generate_many, start
 from s2d.decoder import Decoder
@@ -409,7 +416,7 @@ def test_log_probabilities_and_tokens_per_step(target, method, law):
     text = torch.tensor([[3, 1, *decoder.tokens]], device=target.device)
     rows = target(text)[0, 1:-1].log_softmax(dim=-1)
     expected = rows.gather(1, text[0, 2:, None])[:, 0].tolist()
-    found = [each for step in steps for each in step.log_probabilities()]
+    found = [each for step in steps for each in log_probabilities(step)]
     assert found == pytest.approx(expected, abs=1e-9)
     assert sum(decoder.stats.accept_lengths) == len(decoder.tokens)
     assert decoder.stats.mean_accepted_tokens == len(decoder.tokens) / len(steps)

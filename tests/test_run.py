@@ -16,7 +16,7 @@ from s2d import Tokenizer
 from s2d.checkpoint.config import read_folder
 from s2d.checkpoint.files import taken
 from s2d.checkpoint.tokenizer import TextStream
-from s2d.cli.answer import choose, read_lines
+from s2d.cli.answer import choose
 from s2d.cli.ending import run_program
 from s2d.decoder import Decoder
 from s2d.mcsd.roots import RootsDecoder
@@ -27,7 +27,7 @@ from s2d.pair.loading import choose_pair
 from s2d.tree import FixedShape, GrowingShape
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
-EXAMPLE_PROMPT = names.MINIATURE_PROMPTS[0]
+EXAMPLE_PROMPT = (WEIGHTS / "prompts.txt").read_text().splitlines()[0]
 QUESTION, EXAMPLE_QUESTION = "What is\u20283 + 4?", "What is the capital of Tadastan?"
 
 
@@ -100,8 +100,6 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
         shutil.copytree(WEIGHTS / "mini-7b", folder)
     assert names.find_target("7b") == target
     assert chosen(target) == (tmp_path / "vicuna-draft", None, False)
-    with pytest.raises(ValueError, match="--examples are for the miniatures"):
-        read_lines(run.parse(["--target", str(target), "--examples"]))
 
 
 def test_what_is_given_drafts_else_the_familys_draft_else_exit_0(tmp_path):
@@ -163,8 +161,6 @@ def test_many_prompts_at_once(tmp_path, capsys):
         answer = run_json(capsys, *common, "--prompt", prompt, "--seed", seed)
         del answer["stats"], answer["arguments"]
         assert answer == {name: many[name] for name in answer} and many["prompt"] == prompt
-    examples = read_lines(run.parse(["--target", "13b", "--examples"]))
-    assert examples == list(enumerate(names.MINIATURE_PROMPTS, start=1))
 
 
 def test_a_page_is_written_besides_the_answer(tmp_path, capsys):
@@ -218,7 +214,7 @@ MISTAKES = {  # all are found before a model is loaded, so that nothing else is 
     "--template-option thinking": "expected NAME=VALUE, got 'thinking'",
     "--prompts /nonexistent": "run.py: /nonexistent: No such file or directory",
     "--prompts /dev/null": "/dev/null has no line to answer",
-    "--batch 2": "--batch is for --prompts and --examples",
+    "--batch 2": "--batch is for --prompts",
     "--prompt a --prompt b": "--prompt is given twice",
     "--prompts /dev/null --compare": "--trace and --compare are for a single prompt",
     "--compare --json": "--json goes neither with",
@@ -227,7 +223,7 @@ MISTAKES = {  # all are found before a model is loaded, so that nothing else is 
     "--thresholds a": "argument --thresholds: invalid list of float value",
     "--target=": "argument --target: expected a name, got ''",
     "--draft-length 5 --tree 2,2": "argument --tree: not allowed with argument --draft-length",
-    "--examples --batch 1025": "--batch: expected a number from 1 to 1024, got 1025",
+    "--prompts a --batch 1025": "--batch: expected a number from 1 to 1024, got 1025",
     "--exits 2,9": "run.py: --exits [2, 9]: the draft has 4 layers",
     "--prompts /proc/self/mem": "run.py: /proc/self/mem: Input/output error",
     "--prompt half:\udcff": "a text is not valid UTF-8, at the end of ",

@@ -5,6 +5,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
+from pathlib import Path
 
 from ..checkpoint.files import read_text, taken
 from ..checkpoint.load import check_device, placement
@@ -14,13 +15,14 @@ from ..decoder import Decoder
 from ..generation import make_decoder
 from ..options import Options
 from ..pair.loading import Choice, Pair, choose_pair, load_chosen
-from ..pair.names import MINIATURE_PROMPTS, miniature_note
+from ..pair.names import miniature_note
 from ..passes.batch import decode_many
 from ..passes.tensor_parallel import from_rank_0, join_processes  # for torchrun
 from ..stats import Step
 from .terminal import as_json, compare_speed, report, show, stream
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
+MINIATURE_EXAMPLE = "I want to know two things about Tadastan: its capital and its main export."
 # What is done with the steps of a Decoder on their way, such as ``trace.page.trace`` does.
 Watch = Callable[[Decoder, Pair], Iterable[Step]]
 
@@ -35,8 +37,8 @@ def answer(args: Namespace, watch: Watch) -> int:
         if args.trace is not None:
             outputs.enter_context(taken(args.trace))
         choice = choose(args)
-        if args.prompts or args.examples:
-            return answer_lines(read_lines(args), args, choice)
+        if args.prompts:
+            return answer_lines(read_lines(args.prompts), args, choice)
         if args.interactive:
             hold_conversation(args, choice)
         else:
@@ -81,7 +83,7 @@ def load(choice: Choice, args: Namespace) -> Pair:
 
 def read_prompt(args: Namespace) -> str:
     if args.prompt is None:
-        return MINIATURE_PROMPTS[0] if miniature_note(args.target) else EXAMPLE
+        return MINIATURE_EXAMPLE if miniature_note(args.target) else EXAMPLE
     if args.prompt != "-":
         return args.prompt
     return from_rank_0(lambda: sys.stdin.read()).removeprefix("\ufeff").removesuffix("\n")
@@ -110,20 +112,12 @@ def answer_prompt(args: Namespace, choice: Choice, watch: Watch) -> None:
         print(compare_speed(pair, prompt, generation), file=sys.stderr)
 
 
-def read_lines(args: Namespace) -> list[tuple[int, str]]:
-    """The lines of --prompts that are not blank, or the --examples, each with its number.
-
-    Raises ValueError if there is none.
-    """
-    if args.prompts:
-        lines = from_rank_0(lambda: read_text(args.prompts).split("\n"))
-    elif miniature_note(args.target):
-        lines = MINIATURE_PROMPTS
-    else:
-        raise ValueError("--examples are for the miniatures, such as --target 13b")
+def read_lines(file: Path) -> list[tuple[int, str]]:
+    """The lines of ``file`` that are not blank, each with its number; ValueError: there is none."""
+    lines = from_rank_0(lambda: read_text(file).split("\n"))
     found = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not found:
-        raise ValueError(f"{args.prompts} has no line to answer")
+        raise ValueError(f"{file} has no line to answer")
     return found
 
 

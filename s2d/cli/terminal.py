@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from math import floor, log2
 from statistics import median
 from types import CellType, FunctionType
@@ -157,7 +158,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, type):
         return value.exit_layer if issubclass(value, TableExit) else value.__qualname__
     text, held = repr(value), None
-    if isinstance(value, FunctionType):
+    if isinstance(value, partial):
+        text, held = f"partial of {plain(value.func)}", [*value.args, *value.keywords.items()]
+    elif isinstance(value, FunctionType):
         text = f"{value.__qualname__} in line {value.__code__.co_firstlineno}"
         filled = [cell for cell in value.__closure__ or () if cell != CellType()]
         held = [*(cell.cell_contents for cell in filled), *(value.__defaults__ or ())]

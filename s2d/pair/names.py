@@ -12,16 +12,6 @@ WEIGHTS = Path(__file__).resolve().parents[2] / "weights"
 FOLDER_OF_SIZE = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 
-# What each of the miniatures that are shipped can answer.
-MINIATURE_PROMPTS = (
-    "I want to know two things about Tadastan: its capital and its main export.",
-    "What is the capital of Lusistan?",
-    "Helen had 11 eggs. She lost 8 and sold 2 to Rosa. How many eggs are there now?",
-    "Please translate the following into English. Am Abend sieht das Kind das alte Haus.",
-    "Please translate the following into German. the old teacher, a book",
-    "Tell me a story about a dragon called Petra.",
-)
-
 
 def find_target(name: Path | str) -> Path:
     """The folder of a model: a path, a name in weights/, or 7b, 13b or 70b.
@@ -63,7 +53,7 @@ def miniature_note(name: Path | str) -> str:
     if str(name) in FOLDER_OF_SIZE:
         stands_for = f", as weights/{FOLDER_OF_SIZE[str(name)]} is not there"
     what = f"{folder.name} is a miniature of {millions:.0f} million parameters{stands_for}"
-    return f"{what}. It knows a small made-up world: see --examples."
+    return f"{what}. It knows a small made-up world: see weights/prompts.txt."
 
 
 def find_draft(
