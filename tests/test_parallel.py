@@ -1,5 +1,6 @@
 """Two processes give what one gives, and end together."""
 
+import io
 import subprocess
 import sys
 from datetime import timedelta
@@ -7,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ROOT, fork, random_llama, random_tokens
+from helpers import ROOT, fork, program, random_llama, random_tokens
 
 import run
 from s2d import load_model, start
@@ -76,16 +77,17 @@ def test_a_divided_target_has_the_logits_and_texts_of_a_whole_one(tmp_path):
     assert held == sum(p.numel() for p in whole.model.layers.parameters()) + NORMS
 
 
-def test_torchrun_prints_what_one_process_prints():
+def test_torchrun_prints_what_one_process_prints(monkeypatch, capsys):
     """Rank 0 alone prints, and reads what is typed."""
     words = "run.py --target 13b --dtype float64 --max-new-tokens 4 --interactive".split()
     torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
     typed = "What is the capital of Tadastan?\nAnd its main export?\n"
     options = dict(cwd=ROOT, input=typed, capture_output=True, text=True, timeout=200)
-    one = subprocess.run([sys.executable, *words], **options)
     two = subprocess.run([sys.executable, *torchrun, *words], **options)
-    assert one.returncode == two.returncode == 0, two.stderr
-    assert one.stdout == two.stdout and one.stdout.count("\n") == 2
+    assert two.returncode == 0, two.stderr
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    assert program(run.main, *words[1:]) == 0
+    assert two.stdout == capsys.readouterr().out and two.stdout.count("\n") == 2
     assert two.stderr.count("loading target") == 1
 
 
