@@ -16,7 +16,6 @@ from ..generation import make_decoder
 from ..options import Options
 from ..pair.loading import Choice, Pair, choose_pair, load_chosen
 from ..pair.names import miniature_note
-from ..passes.batch import decode_many
 from ..passes.tensor_parallel import from_rank_0, join_processes  # for torchrun
 from ..stats import Step
 from .terminal import as_json, compare_speed, report, show, stream
@@ -123,6 +122,8 @@ def read_lines(file: Path) -> list[tuple[int, str]]:
 
 def answer_lines(lines: list[tuple[int, str]], args: Namespace, choice: Choice) -> int:
     """Answer each of ``lines``, in their order; returns 2 if there is one without an answer."""
+    from ..passes.batch import decode_many  # which a single prompt does not need
+
     prompts = [encode([line], args, choice.tokenizer) for _, line in lines]
     pair = load(choice, args)
     code = 0

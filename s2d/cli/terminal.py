@@ -22,7 +22,6 @@ from ..model import Llama
 from ..ngram.table import TableExit
 from ..options import Options
 from ..pair.loading import Pair
-from ..passes.bitwise import BitwiseDecoder
 from ..sampling import Draws
 from ..stats import Generation, Step
 from ..tree import FixedShape, GrowingShape
@@ -75,8 +74,7 @@ def report(generation: Generation, pair: Pair) -> str:
             exits.append(f"exit {exit_layer}: {words}")
         lines.append(f"exits          {'; '.join(exits)}")
     words = "lossless" if generation.exact else "not lossless (its rule is not)"
-    is_bitwise = options.decoder is BitwiseDecoder and not draws_anew(options)
-    if generation.exact and is_bitwise:
+    if generation.exact and is_bitwise(options) and not draws_anew(options):
         words += ", bit for bit, as --method ar --bitwise"
     elif generation.exact and pair.target.dtype != torch.float64:
         words += f", up to rounding in {name_of(pair.target.dtype)}"
@@ -92,7 +90,7 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
     tell("timing the target alone and the method in turns, to compare")
     count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
     options = replace(answer.options, max_new_tokens=count)
-    decoder = BitwiseDecoder if options.decoder is BitwiseDecoder else None
+    decoder = options.decoder if is_bitwise(options) else None
     no_draft = dict(method="ar", exits=(), tree=FixedShape(()), decoder=decoder)
     target_alone = replace(options, **no_draft)
     alone = []
@@ -113,6 +111,11 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
             words = f"the target alone has another token {place + 1}, {gap:.1f} steps apart"
             return f"{line}\ntext           {words} in {name_of(pair.target.dtype)}: {cause}"
     return line
+
+
+def is_bitwise(options: Options) -> bool:
+    """Whether all passes have one form (passes/bitwise.py)."""
+    return getattr(options.decoder, "is_bitwise", False)
 
 
 def draws_anew(options: Options) -> bool:

@@ -14,7 +14,6 @@ from ..generation import decide
 from ..model import Llama
 from ..ngram.table import TableExit
 from ..options import Options, expect
-from ..passes.bitwise import BitwiseDecoder, check_chain
 from ..passes.tensor_parallel import load_part
 from .names import find_datastore, find_draft, find_target
 
@@ -89,6 +88,8 @@ def choose_pair(
 
         options["decoder"] = RootsDecoder
     if bitwise:
+        from ..passes.bitwise import BitwiseDecoder, check_chain
+
         options["decoder"] = BitwiseDecoder
         if not {"method", "tree"} & options.keys():
             options["method"] = "s2d"  # the default of exit 0 alone would be a tree

@@ -73,6 +73,8 @@ def by_row(distribution: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tenso
 class BitwiseDecoder(Decoder):
     """A Decoder whose passes have one size: ``generate(..., decoder=BitwiseDecoder)``."""
 
+    is_bitwise = True
+
     def __init__(self, **parts: Any) -> None:
         """``parts`` as of a Decoder; ValueError for what ``check_chain`` refuses."""
         super().__init__(**parts)
