@@ -14,6 +14,7 @@ from s2d.cli import terminal
 from s2d.cli.terminal import compare_speed, gap_in_steps, report
 from s2d.generation import decide, generate, start
 from s2d.mcsd.roots import RootsDecoder
+from s2d.pair import settings
 from s2d.proof import checked
 from s2d.sampling import Draws
 from s2d.tree import GrowingShape
@@ -105,6 +106,6 @@ def test_parts_that_hold_other_values_are_told_apart_in_json():
     parts += [partial(make, torch.zeros(2)), partial(make, torch.ones(2)), Own, Own(1), Own(2)]
     parts += [lambda *given, value=3: value, Slots(), next(unfinished())]
     parts += [GrowingShape(3, 3, 6), checked(GrowingShape(3, 3, 6))]
-    found = [json.dumps(each, default=terminal.plain) for each in parts]
+    found = [json.dumps(each, default=settings.plain) for each in parts]
     assert len({*found}) == len(parts) and "0x" not in "".join(found)
-    assert terminal.plain(make(1)) == terminal.plain(make(1))
+    assert settings.plain(make(1)) == settings.plain(make(1))

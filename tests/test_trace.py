@@ -14,11 +14,11 @@ from definition import logits_after
 from helpers import WEIGHTS, program
 
 import run
-from s2d.cli.terminal import describe
 from s2d.draft import LayerExit
 from s2d.generation import generate, start
 from s2d.mcsd.decision import load_decision, with_decision
 from s2d.mcsd.roots import RootsDecoder
+from s2d.pair.settings import describe
 from s2d.rules import SharedNoise
 from s2d.sampling import Draws, warp
 from s2d.trace.colors import COLORS, color_exits

@@ -19,7 +19,7 @@ from helpers import ROOT, WEIGHTS, change_json, fork, program, raises_line, rand
 from s2d import Tokenizer, load_model
 from s2d.checkpoint.files import taken
 from s2d.checkpoint.load import save_model
-from s2d.cli.terminal import plain
+from s2d.pair.settings import plain
 from s2d.passes.tensor_parallel import join_processes
 from s2d.soft import exit_states, soft_losses
 from s2d.train import __main__ as train

@@ -16,8 +16,9 @@ import torch
 from .. import __version__
 from ..checkpoint.files import staged
 from ..cli.program import name_processor
-from ..cli.terminal import describe, draws_anew
+from ..cli.terminal import draws_anew
 from ..options import Options
+from ..pair.settings import describe
 from .figures import Column, Difference, Record, by_method, make_column, stats_of
 
 PACKAGES = "torch", "transformers", "numpy", "safetensors", "sentencepiece"

@@ -1,15 +1,12 @@
 """Answers on a terminal: streamed, then summed up; or as JSON."""
 
 import json
-import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 from math import floor, log2
 from statistics import median
-from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -19,12 +16,11 @@ from ..checkpoint.notices import CONTROLS, tell
 from ..checkpoint.tokenizer import TextStream
 from ..generation import make_decoder
 from ..model import Llama
-from ..ngram.table import TableExit
 from ..options import Options
 from ..pair.loading import Pair
 from ..sampling import Draws
 from ..stats import Generation, Step
-from ..tree import FixedShape, GrowingShape
+from ..tree import FixedShape
 
 TURNS = 5  # of a comparison
 # Steps of the dtype: texts part by rounding where two tokens are so near, and else by a fault.
@@ -146,35 +142,10 @@ def speed_of(generation: Generation) -> float:
     return len(generation.tokens) / generation.stats.seconds
 
 
-def describe(options: Options) -> dict[str, Any]:
-    """Settings as JSON can hold them; parts of one's own by their names and by what they hold."""
-    return json.loads(json.dumps(vars(options), default=plain))
-
-
-def plain(value: Any) -> Any:
-    """A shape of ours by its numbers, exit 0 by its own, and another part by what tells it apart.
-
-    That is its name, the line of a function, and the values that a closure or an object holds.
-    """
-    if type(value) in (FixedShape, GrowingShape):
-        return asdict(value)
-    if isinstance(value, type):
-        return value.exit_layer if issubclass(value, TableExit) else value.__qualname__
-    text, held = repr(value), None
-    if isinstance(value, partial):
-        text, held = f"partial of {plain(value.func)}", [*value.args, *value.keywords.items()]
-    elif isinstance(value, FunctionType):
-        text = f"{value.__qualname__} in line {value.__code__.co_firstlineno}"
-        filled = [cell for cell in value.__closure__ or () if cell != CellType()]
-        held = [*(cell.cell_contents for cell in filled), *(value.__defaults__ or ())]
-    elif type(value).__repr__ is object.__repr__:
-        text, held = type(value).__name__, getattr(value, "__dict__", None)
-    text += f" with {held}" if held else ""
-    return re.sub(" at 0x[0-9a-f]+", "", text)  # an address is another one in each run
-
-
 def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -> str:
     """An answer and what it came from as one JSON object; ``named`` comes first in it."""
+    from ..pair.settings import describe
+
     stats = generation.stats
     answer = named | {
         "model": pair.folder.path,

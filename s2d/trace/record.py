@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.tokenizer import TextStream, Tokenizer
-from ..cli.terminal import describe
 from ..decoder import Decoder
 from ..draft import Exit
+from ..pair.settings import describe
 from ..rules import Prediction, Rejection, SharedNoise, test_children
 from ..sampling import Draws, warp
 from ..stats import Step

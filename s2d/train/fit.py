@@ -24,8 +24,8 @@ from torch.optim import AdamW, Optimizer
 from ..checkpoint.files import staged
 from ..checkpoint.load import is_fast
 from ..checkpoint.notices import PROGRESS_SECONDS, tell
-from ..cli.terminal import plain
 from ..model import Llama
+from ..pair.settings import plain
 from ..passes.tensor_parallel import from_rank_0
 from ..soft import soft_losses
 
@@ -127,7 +127,7 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     The losses are yielded, and written to ``run.losses`` after the last step, without the weights.
     If there is a checkpoint, the training goes on from it, as if it had not been interrupted.
     Raises ValueError if a loss is not finite, or if the checkpoint is of a training with other
-    settings; functions are compared by ``terminal.plain``.
+    settings; functions are compared by ``pair.settings.plain``.
     """
     tokens, labels = rows
     exits = recipe.exits
