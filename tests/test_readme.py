@@ -34,7 +34,7 @@ def test_ci_runs_every_command_that_a_readme_shows():
 
 def test_the_output_shown_is_what_is_printed(tmp_path, monkeypatch, capsys):
     """But for times and speeds. From any directory, after four lines of notices."""
-    shown = re.search(r"^```\n(mini-13b is.*?)```", READMES[0].read_text(), re.DOTALL | re.M)[1]
+    shown = re.search(r"^```\n(weights/vicuna.*?)```", READMES[0].read_text(), re.DOTALL | re.M)[1]
     monkeypatch.chdir(tmp_path)
     assert program(run.main, "--target", "13b") == 0
     out, error = capsys.readouterr()

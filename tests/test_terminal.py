@@ -47,7 +47,7 @@ def test_acceptance_is_what_the_steps_say(options):
             right += sum(node.exit_layer == layer for node in step.accepted)
         asked = sum(levels[deeper] for deeper in (1, 2, 4) if deeper >= layer)
         assert [*counts.values()] == [asked, drafted, right]
-    words = "4: asked for {} levels, drafted {} tokens, {} right"
+    words = "4: asked {} times, drafted {} tokens, {} right"
     shown = words.format(*found["per_exit"][4].values())
     lines = report(decoder.result(), SimpleNamespace(target=target, draft=draft))
     assert shown in lines and lines.endswith(", lossless")

@@ -66,7 +66,7 @@ def report(generation: Generation, pair: Pair) -> str:
         exits = []
         for exit_layer, counts in acceptance["per_exit"].items():
             asked, sent, right = counts.values()
-            words = f"asked for {asked} levels, drafted {sent} tokens, {right} right"
+            words = f"asked {asked} times, drafted {sent} tokens, {right} right"
             exits.append(f"exit {exit_layer}: {words}")
         lines.append(f"exits          {'; '.join(exits)}")
     words = "lossless" if generation.exact else "not lossless (its rule is not)"

@@ -49,11 +49,11 @@ def miniature_note(name: Path | str) -> str:
     if not any(each.is_dir() and each.samefile(folder) for each in shipped):
         return ""
     millions = (folder / "model.safetensors").stat().st_size / 2e6  # in bfloat16
-    stands_for = ""
+    missing = ""
     if str(name) in FOLDER_OF_SIZE:
-        stands_for = f", as weights/{FOLDER_OF_SIZE[str(name)]} is not there"
-    what = f"{folder.name} is a miniature of {millions:.0f} million parameters{stands_for}"
-    return f"{what}. It knows a small made-up world: see weights/prompts.txt."
+        missing = f"weights/{FOLDER_OF_SIZE[str(name)]} is not there. "
+    what = f"{missing}{folder.name} is a miniature of {millions:.0f} million parameters"
+    return f"{what} that knows a small made-up world: see weights/prompts.txt."
 
 
 def find_draft(
