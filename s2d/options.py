@@ -23,10 +23,10 @@ METHODS = {
     "s2d": ("all", "chain"),
     "s2d-tree": ("all", "growing"),
 }
-# A draft's config.json comes before this. A growing tree has top_k, depth and size; ``stop`` is the
+# A draft's config.json comes before this. ``growing`` is top_k, depth and size; ``stop`` is the
 # default of chains, and ``tree_stop`` of trees. Thresholds of 0.5 are the published ones.
 DEFAULTS = dict(
-    method="s2d", thresholds=(), draft_length=6, stop=0.0, tree=(10, 4, 60), tree_stop=0.0
+    method="s2d", thresholds=(), draft_length=6, stop=0.0, growing=(10, 4, 60), tree_stop=0.0
 )
 THRESHOLD = 0.5
 
@@ -145,7 +145,7 @@ def fill_in(
         expect(0 < length <= MAX_NODES, f"draft_length: expected 1 to {MAX_NODES}", length)
         tree = (1,) * length
     elif tree is None:
-        tree = GrowingShape(*own["tree"]) if preset == "growing" else preset
+        tree = GrowingShape(*own["growing"]) if preset == "growing" else preset
     shape = make_shape(tree)
     if stop is None:
         stop = own["stop"] if is_chain(shape) else own["tree_stop"]

@@ -39,7 +39,7 @@ def random_llama(seed, scale=0.3, device=None, **changes):
     It is on ``device``, by default that of pytest's option ``--device``; its weights are the same
     on every device. ``changes`` are fields of LlamaConfig, and of a draft's ``drafting``.
     """
-    names = "exits", "thresholds", "draft_length", "stop", "tree"
+    names = "exits", "thresholds", "draft_length", "stop", "growing"
     drafting = {name: changes.pop(name) for name in names if name in changes}
     torch.manual_seed(seed)
     model = Llama(replace(TINY, **changes)).double().requires_grad_(False).eval()

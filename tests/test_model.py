@@ -51,7 +51,7 @@ def test_models_have_the_published_sizes(shape):
 OURS = [
     dict(rope_factor=8.0, rope_llama3=(1.0, 4.0, 64), eos_token_ids=(2, 7)),
     dict(rope_factor=2.5),
-    dict(exits=(1, 4), thresholds=(0.7, 0.0), stop=0.3, tree=(3, 5, 8)),
+    dict(exits=(1, 4), thresholds=(0.7, 0.0), stop=0.3, growing=(3, 5, 8)),
     dict(qkv_bias=True),
     dict(qk_norm=True, head_dim=16, tie_word_embeddings=True),
 ]

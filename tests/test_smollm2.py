@@ -9,7 +9,7 @@ from s2d.passes.bitwise import BitwiseDecoder
 
 FOLDER = WEIGHTS / "smollm2-135m"
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="python tests/smollm2.py writes it")
-DRAFTING = dict(exits=(6, 9, 12), thresholds=(0.3, 0.3), draft_length=4, tree=(3, 3, 10))
+DRAFTING = dict(exits=(6, 9, 12), thresholds=(0.3, 0.3), draft_length=4, growing=(3, 3, 10))
 
 
 def test_greedy_tokens_equal_transformers():

@@ -39,13 +39,13 @@ PLAIN = {
     "is_causal": True,
 }
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-# How a draft drafts: the keys of config.json that only this project knows, and options by name.
+# How a draft drafts: the keys of config.json that only this project knows, and their names here.
 DRAFTING = {
     "exit_layers": "exits",
     "thresholds": "thresholds",
     "draft_length": "draft_length",
     "draft_stop": "stop",
-    "draft_tree": "tree",
+    "draft_tree": "growing",
 }
 
 
@@ -178,13 +178,13 @@ def read_rope(raw: dict[str, Any]) -> dict[str, Any]:
 def read_drafting(raw: dict[str, Any]) -> dict[str, Any]:
     """The options by which a draft drafts, if nothing else is asked for.
 
-    They have the names of ``Options``, and only those are there that the file has; ``tree`` is
-    top_k, depth and size of a growing tree. Without ``exit_layers`` there are none.
+    They have the names of ``options.DEFAULTS``, and only those are there that the file has. Without
+    ``exit_layers`` there are none.
     """
     if not raw.get("exit_layers"):
         return {}
     found = {ours: raw[key] for key, ours in DRAFTING.items() if raw.get(key) is not None}
-    for name in found.keys() & {"exits", "thresholds", "tree"}:
+    for name in found.keys() & {"exits", "thresholds", "growing"}:
         found[name] = tuple(found[name])
     return found
 

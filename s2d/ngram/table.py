@@ -94,7 +94,7 @@ class TableExit:
     # Before exits with layers, which know more: tuned on miniatures (end of bench/README.md).
     threshold = 0.9
     # Alone: tuned on SmolLM2-135M with its datastore (end of bench/README.md).
-    drafting = dict(method="s2d-tree", draft_length=4, stop=0.03, tree_stop=0.03, tree=(3, 5, 5))
+    drafting = dict(method="s2d-tree", draft_length=4, stop=0.03, tree_stop=0.03, growing=(3, 5, 5))
 
     def __init__(self, target: Llama, draft: Llama | None = None) -> None:
         self.vocab_size = target.config.vocab_size
