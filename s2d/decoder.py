@@ -93,14 +93,14 @@ class Decoder:
         return tree
 
     def run_target(self, tree: Tree) -> tuple[Tensor, Tensor]:
-        """The target's hidden states (T, hidden) of what it reads, and its logits (N+1, V)."""
-        hidden = torch.cat([self.read(inputs) for inputs in self.unread(tree)])
-        return hidden, self.target.logits(hidden[-len(tree.nodes) :])
+        """The target's hidden states (T, hidden) of what it reads, and its logits (N+1, V).
 
-    def unread(self, tree: Tree) -> list[Inputs]:
-        """What the target has not read; the root is always among it, as no pass has read it."""
+        The root is always read, as no pass has read it before.
+        """
         like = self.target.model.norm.weight
-        return unread(tree.context, tree.nodes, self.cache.length, like)
+        passes = unread(tree.context, tree.nodes, self.cache.length, like)
+        hidden = torch.cat([self.read(inputs) for inputs in passes])
+        return hidden, self.target.logits(hidden[-len(tree.nodes) :])
 
     def read(self, inputs: Inputs) -> Tensor:
         """Run the target over ``inputs``: its last hidden states (T, hidden)."""

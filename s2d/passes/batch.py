@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..decoder import Decoder
 from ..generation import Ids, decide, make_decoder
-from ..mask import Inputs
+from ..mask import Inputs, unread
 from ..model import KVCache, Llama
 from ..options import Options, expect
 from ..stats import Generation
@@ -108,8 +108,9 @@ def run_together(target: Llama, asked: list[Asked]) -> list[Output]:
     """Run the target once, over what it has not read: as ``Decoder.run_target`` for each tree."""
     long_prompts = []
     last: list[Inputs] = []
+    like = target.model.norm.weight
     for decoder, tree in asked:
-        *before, inputs = decoder.unread(tree)
+        *before, inputs = unread(tree.context, tree.nodes, decoder.cache.length, like)
         long_prompts.append([decoder.read(prompt) for prompt in before])
         last.append(inputs)
     tokens = torch.cat([inputs.tokens for inputs in last], dim=1)  # (1, T), T of all prompts
