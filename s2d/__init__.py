@@ -1,5 +1,6 @@
 """Sorted Speculative Decoding (S2D): one draft that holds several, exact verification."""
 
+from functools import partial
 from importlib import import_module
 
 __version__ = "0.1.0"
@@ -27,8 +28,11 @@ PUBLIC = {
 __all__ = list(PUBLIC)
 
 
-def __getattr__(name: str) -> object:
+def find_public(package: str, public: dict[str, str], name: str) -> object:
     """Import a public name when it is asked for first, as PyTorch takes seconds."""
-    if name not in PUBLIC:
-        raise AttributeError(f"module 's2d' has no attribute {name!r}")
-    return getattr(import_module(f"s2d.{PUBLIC[name]}"), name)
+    if name not in public:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    return getattr(import_module(f"{package}.{public[name]}"), name)
+
+
+__getattr__ = partial(find_public, __name__, PUBLIC)

@@ -75,7 +75,8 @@ class Decoder:
         # 3. Verify: which path of the tree is accepted, and which token follows it?
         accepted, bonus = self.rule.verify(tree, logits)
         # 4. Emit: the tokens become a part of the context, up to the answer's end.
-        accepted, tokens = self.emit(accepted, bonus)
+        tokens = [*(node.token for node in accepted), bonus]
+        accepted, tokens = self.emit(accepted, tokens)
         step = Step(tree, logits, hidden, accepted, tokens)
         # 5. Roll back: both models forget the nodes that are not on the path.
         self.roll_back(step)
@@ -86,10 +87,8 @@ class Decoder:
     def draft(self) -> Tree:
         """A tree of tokens that may follow the context."""
         tree = Tree(self.context, self.options.tree)
-        n = len(self.context)
-        # One position is for the bonus token. To draft level d, the draft reads n + d - 1 tokens.
-        most = min(self.limit - n - 1, self.drafter.max_positions - n + 1)
-        self.drafter.grow(tree, min(tree.shape.depth, most), self.rule)
+        room = self.limit - len(self.context) - 1  # one position is for the bonus token
+        self.drafter.grow(tree, min(tree.shape.depth, room), self.rule)
         return tree
 
     def run_target(self, tree: Tree) -> tuple[Tensor, Tensor]:
@@ -109,9 +108,8 @@ class Decoder:
             hidden, positions=inputs.positions, mask=inputs.mask, cache=self.cache
         )[0]
 
-    def emit(self, accepted: list[Node], bonus: int) -> tuple[list[Node], list[int]]:
-        """Append the new tokens to the context, up to the answer's end; returns path and tokens."""
-        tokens = self.new_tokens(accepted, bonus)
+    def emit(self, accepted: list[Node], tokens: list[int]) -> tuple[list[Node], list[int]]:
+        """Append ``tokens`` to the context, up to the answer's end; returns path and tokens."""
         for count, token in enumerate(tokens, start=1):
             if token in self.target.config.eos_token_ids:
                 self.ended = "eos"
@@ -124,10 +122,6 @@ class Decoder:
         if not self.ended and len(self.context) >= self.limit:
             self.ended = "context" if self.limit == self.max_positions else "length"
         return accepted, tokens
-
-    def new_tokens(self, accepted: list[Node], bonus: int) -> list[int]:
-        """What a step emits; a subclass may emit other tokens."""
-        return [*(node.token for node in accepted), bonus]
 
     def roll_back(self, step: Step) -> None:
         """Keep the context before the step and the accepted nodes in the caches of both models."""

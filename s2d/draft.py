@@ -110,7 +110,6 @@ class SortedDraft:
         self.thresholds = options.thresholds
         self.stop = options.stop
         self.eos = eos
-        self.max_positions = max((each.max_positions for each in exits), default=math.inf)
 
     def grow(self, tree: Tree, depth: int, rule: Rule) -> None:
         """Add levels to ``tree`` down to ``depth``, and leave out what its shape does not send."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import RMSNorm  # in half precision it computes in float32, as Llama needs
 
 from .devices import to_device
 
@@ -41,18 +42,6 @@ class LlamaConfig:
     qk_norm: bool = False  # queries and keys are normalised by head, as in Qwen3
     bos_token_id: int | None = 1
     eos_token_ids: tuple[int, ...] = (2,)
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight. In half precision PyTorch computes rms(x) in float32, as Llama needs."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 def rope_frequencies(config: LlamaConfig) -> Tensor:
@@ -103,29 +92,26 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class KVCache:
-    """Keys and values (L, 1, G, capacity, D) of L layers. The first ``length`` entries are filled.
+    """Keys and values of L layers, (2, L, 1, G, capacity, D). The first ``length`` are filled.
 
     An entry is forgotten by lowering ``length``. The memory grows when it must.
     """
 
-    def __init__(
-        self, layers: int, heads: int, head_dim: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, memory: Tensor) -> None:
         self.length = 0
-        self.keys = torch.empty((layers, 1, heads, 0, head_dim), device=device, dtype=dtype)
-        self.values = self.keys
+        self.memory = memory
 
     def extend(self, T: int) -> None:
         """Make room for ``T`` new entries, which each layer is about to fill."""
         start = self.length
         self.length = start + T
-        self.keys = with_room(self.keys, self.length, start)
-        self.values = with_room(self.values, self.length, start)
+        self.memory = with_room(self.memory, self.length, start)
         # The parts of each layer: making them all in one call is faster than in one call for each.
-        self.new_keys = self.keys.narrow(3, start, T).unbind()
-        self.new_values = self.values.narrow(3, start, T).unbind()
-        self.all_keys = self.keys.narrow(3, 0, self.length).unbind()
-        self.all_values = self.values.narrow(3, 0, self.length).unbind()
+        keys, values = self.memory  # (L, 1, G, capacity, D) each
+        self.new_keys = keys.narrow(3, start, T).unbind()
+        self.new_values = values.narrow(3, start, T).unbind()
+        self.all_keys = keys.narrow(3, 0, self.length).unbind()
+        self.all_values = values.narrow(3, 0, self.length).unbind()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Write the new keys and values (1, G, T, D) of a layer; attend to all from q."""
@@ -140,8 +126,7 @@ class KVCache:
         cache with fewer than ``n`` entries stays as it is: it is given no ``entries``.
         """
         self.length = min(self.length, n + len(entries))
-        move_up(self.keys, n, entries)
-        move_up(self.values, n, entries)
+        move_up(self.memory, n, entries)
 
 
 def with_room(rows: Tensor, needed: int, filled: int) -> Tensor:
@@ -267,8 +252,8 @@ class Llama(nn.Module):
     def new_cache(self, first: int = 0, end: int | None = None) -> KVCache:
         """An empty KV cache for layers first..end-1."""
         layers = len(self.model.layers[first:end])
-        sizes = (layers, self.config.num_key_value_heads, self.config.head_dim)
-        return KVCache(*sizes, device=self.device, dtype=self.dtype)
+        sizes = (2, layers, 1, self.config.num_key_value_heads, 0, self.config.head_dim)
+        return KVCache(torch.empty(sizes, device=self.device, dtype=self.dtype))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""

@@ -60,11 +60,6 @@ class Stats:
         return len(self.accept_lengths)
 
     @property
-    def draft_tokens(self) -> int:
-        """Drafted nodes that were sent."""
-        return self.sent.total()
-
-    @property
     def mean_accepted_tokens(self) -> float:
         """Tokens per step (MAT): the length of the answer divided by the number of steps.
 

@@ -56,7 +56,7 @@ def decode_on_each_rank(folder):
     target = tensor_parallel.load_part(read_folder(folder), "cpu", "float64")
     found = decode(target, folder)
     found["held"] = sum(p.numel() for p in target.model.layers.parameters())
-    found["heads"] = target.new_cache().keys.shape[2]
+    found["heads"] = target.new_cache().memory.shape[3]
     torch.save(found, folder / f"{dist.get_rank()}.pt")
 
 

@@ -58,7 +58,7 @@ class Seldom(SortedDraft):
     """Its last exit is asked in the first step, and again when the context is nearly full."""
 
     def choose_exit(self, tree, nodes, rule):
-        full = len(tree.context) / self.max_positions
+        full = len(tree.context) / self.exits[-1].max_positions
         return self.ask(self.exits[-1 if full == 0.75 or full > 0.95 else 0], tree, nodes, rule)
 
 

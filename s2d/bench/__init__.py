@@ -1,13 +1,9 @@
 """Figures: by ``compare`` from Python, and by ``python -m s2d.bench`` (README.md here)."""
 
-from importlib import import_module
+from functools import partial
 
-# As in s2d/__init__.py.
+from .. import find_public
+
 PUBLIC = {"Comparison": "tables", "compare": "measure", "corpus_questions": "specbench"}
 __all__ = list(PUBLIC)
-
-
-def __getattr__(name: str) -> object:
-    if name not in PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
+__getattr__ = partial(find_public, __name__, PUBLIC)

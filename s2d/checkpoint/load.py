@@ -99,7 +99,6 @@ def fill(
     # A head that is tied is the embedding, and no parameter besides.
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
-    files: dict[str, Path] = {}
     for file, name, tensor in progress(stored, f"reading {path}: tensors", len(shapes)):
         if tied and name == HEAD:  # a file may have either of the two, or both
             name = EMBEDDING
@@ -115,12 +114,9 @@ def fill(
             raise ValueError(f"{file}: {name} is {found}, not quantised")
         tensor = tensor.to(device, dtype, copy=True)  # the file is not needed any more
         if name in tensors and not torch.equal(tensors[name], tensor):
-            words = f"{path}: {name} differs in {files[name].name} and {file.name}"
-            if tied and name == EMBEDDING:
-                words += "; if LM head and embedding are two tensors, tie_word_embeddings is false"
-            raise ValueError(words)
+            words = "with tie_word_embeddings, LM head and embedding are one"
+            raise ValueError(f"{file}: {name} differs from the one read before ({words})")
         tensors[name] = tensor
-        files[name] = file
     if missing := shapes.keys() - tensors.keys():
         raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")
     model.load_state_dict(tensors, strict=False, assign=True)

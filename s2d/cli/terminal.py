@@ -58,10 +58,11 @@ def report(generation: Generation, pair: Pair) -> str:
         f"ended by       {generation.ended}",
         f"steps          {stats.steps}, with {stats.mean_accepted_tokens:.2f} tokens each",
     ]
-    if stats.draft_tokens:
+    drafted = stats.sent.total()
+    if drafted:
         acceptance = stats.acceptance()
         rates = " ".join(f"{100 * rate:.0f}" for rate in acceptance["rates_per_pos"])
-        words = f"{stats.draft_tokens}, accepted at positions 1, 2, ...: {rates} %"
+        words = f"{drafted}, accepted at positions 1, 2, ...: {rates} %"
         lines.append(f"draft tokens   {words}")
         exits = []
         for exit_layer, counts in acceptance["per_exit"].items():

@@ -10,7 +10,7 @@ from torch import Tensor
 def acceptance_probability(p: Tensor, q: Tensor, token: int) -> Tensor:
     """A token that is proposed too often (q > p) stays in p / q of the cases; others always stay.
 
-    In the project: ``rules.Rejection.chances``.
+    In the project: ``rules.test_children``.
     """
     return (p[token] / q[token]).clamp(max=1.0)
 

@@ -46,16 +46,16 @@ class RootsDecoder(Decoder):
         roots = [tree.root.child(token, 1.0, TARGET) for token in self.roots]
         tree.add_level([tree.root], roots)
         # No bonus token needs a position, and the first level costs the draft nothing.
-        n = len(self.context)
-        most = min(self.limit - n, self.drafter.max_positions - n + 1)
-        self.drafter.grow(tree, min(tree.shape.depth, most), self.rule)
+        room = self.limit - len(self.context)
+        self.drafter.grow(tree, min(tree.shape.depth, room), self.rule)
         if roots[0] not in tree.nodes:
             raise ValueError("a shape leaves out the token that the target has chosen")
         return tree
 
-    def new_tokens(self, accepted: list[Node], bonus: int) -> list[int]:
-        self.roots = [bonus]
-        return super().new_tokens(accepted, bonus)[:-1]
+    def emit(self, accepted: list[Node], tokens: list[int]) -> tuple[list[Node], list[int]]:
+        """As a Decoder's, but the bonus token is the first root."""
+        self.roots = tokens[-1:]
+        return super().emit(accepted, tokens[:-1])
 
     def roll_back(self, step: Step) -> None:
         """As a Decoder's. The next pass reads the last token once more, to have its logits."""

@@ -11,7 +11,7 @@ c / (c + doubt · u): nearly all, if one token followed often and no other did.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,19 +25,11 @@ from ..tree import Node, Tree
 ORDER = 4  # tokens in the longest suffix
 
 
-class Table(Protocol):
-    """Counts of what followed what: ``Text``, or a datastore."""
-
-    doubts: tuple[float, ...]  # by the suffix's length, from 1 to ORDER
-
-    def followers(self, suffix: tuple[int, ...]) -> Mapping[int, int]:
-        """{token: how often it followed ``suffix``}. It is empty if the suffix is new."""
-
-
 class Text:
     """The n-grams of the text so far."""
 
-    doubts = (4.0, 2.0, 1.0, 0.7)  # what follows a lone token says least
+    # By the suffix's length, from 1 to ORDER: what follows a lone token says least.
+    doubts = (4.0, 2.0, 1.0, 0.7)
 
     def __init__(self) -> None:
         # suffix -> {follower: count}
@@ -52,10 +44,11 @@ class Text:
             self.newest = (*self.newest, token)[-ORDER:]
 
     def followers(self, suffix: tuple[int, ...]) -> Mapping[int, int]:
+        """{token: how often it followed ``suffix``}. It is empty if the suffix is new."""
         return self.table.get(suffix, {})
 
 
-def distribution(tables: list[Table], context: list[int]) -> dict[int, float]:
+def distribution(tables: list[Any], context: list[int]) -> dict[int, float]:
     """{token: probability} after ``context``; the sum is below 1, and 0 if no suffix was seen.
 
     In the example 5 6 was followed by 7 twice and by 8 once, so c is 3, u is 2, and 7 gets first
@@ -101,7 +94,7 @@ class TableExit:
         self.device = target.device
         self.dtype = torch.promote_types(target.dtype, torch.float32)
         self.text = Text()
-        self.tables: list[Table] = [self.text]
+        self.tables: list[Any] = [self.text]  # this one, and datastores
         self.text_length = 0  # tokens of the context that ``text`` has
 
     def predict(self, tree: Tree, nodes: Sequence[Node]) -> Prediction:

@@ -7,7 +7,7 @@ every weight once. Only attention is computed per prompt, on its own KV cache an
 import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count, repeat
 from typing import Any
 
 import torch
@@ -51,15 +51,9 @@ def decode_many(
 ) -> Iterator[Generation | ValueError]:
     """Yield the answer to each prompt, in order. Of a prompt that cannot be run, its ValueError."""
     expect(isinstance(batch, int) and batch > 0, "batch: expected a whole number from 1", batch)
-    # (number, a prompt's ``decode_one``, what it is sent next)
-    waiting = (
-        (
-            number,
-            decode_one(target, prompt, draft, replace(options, seed=options.seed + number)),
-            None,
-        )
-        for number, prompt in enumerate(prompts)
-    )
+    seeded = (replace(options, seed=seed) for seed in count(options.seed))
+    begun = (decode_one(target, prompt, draft, own) for prompt, own in zip(prompts, seeded))
+    waiting = zip(count(), begun, repeat(None))  # number, ``decode_one``, what it is sent next
     active: list[tuple[int, Generator, Output]] = []
     results: dict[int, Generation | ValueError] = {}
     turn = 0  # the number of the answer that is yielded next
@@ -133,7 +127,7 @@ class SeveralCaches:
         self.caches = caches
         self.sizes = [each.tokens.shape[1] for each in inputs]  # new entries of each prompt
         self.masks = [
-            target.mask_by_head(each.mask, cache.length, size, like=cache.keys)
+            target.mask_by_head(each.mask, cache.length, size, like=cache.memory)
             for each, cache, size in zip(inputs, caches, self.sizes)
         ]
 

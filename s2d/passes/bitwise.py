@@ -39,18 +39,15 @@ class PaddedCache(KVCache):
     """A cache that goes on from that of the prompt. All of its ``capacity`` is attended to."""
 
     def __init__(self, prompt: KVCache, capacity: int) -> None:
-        layers, _, heads, _, head_dim = prompt.keys.shape
-        self.length = prompt.length
+        *sizes, _, head_dim = prompt.memory.shape
         # Zeros, as what is masked is multiplied by 0, and must be finite.
-        self.keys = prompt.keys.new_zeros((layers, 1, heads, capacity, head_dim))
-        self.values = torch.zeros_like(self.keys)
-        self.keys[..., : self.length, :] = prompt.keys[..., : self.length, :]
-        self.values[..., : self.length, :] = prompt.values[..., : self.length, :]
+        super().__init__(prompt.memory.new_zeros((*sizes, capacity, head_dim)))
+        self.length = prompt.length
+        self.memory[..., : self.length, :] = prompt.memory[..., : self.length, :]
 
     def extend(self, T: int) -> None:
         super().extend(T)
-        self.all_keys = self.keys.unbind()
-        self.all_values = self.values.unbind()
+        self.all_keys, self.all_values = (each.unbind() for each in self.memory)
 
 
 def padded(count: int) -> int:
