@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 
-import pytest
 from helpers import ROOT, nearly_equal, random_tokens
 
 from s2d import generate, onepage
@@ -18,12 +17,6 @@ def ending(target, draft, prompt, thresholds=(0.6,), **options):
     assert sum(steps, []) == expected.tokens
     assert list(map(len, steps)) == expected.stats.accept_lengths
     return expected.ended
-
-
-@pytest.mark.parametrize("name", ["mini-7b", "mini-13b"])
-def test_texts_and_steps_of_the_miniatures(name, mini, tokenizer):
-    for question in ("What is 17 + 25?", "Tell me a story about a robot called Nora."):
-        ending(mini(name), mini("mini-draft"), tokenizer.encode_chat([question]))
 
 
 def test_exits_that_lag_behind_and_ends():
