@@ -4,6 +4,7 @@ import atexit
 import json
 import multiprocessing
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -114,6 +115,11 @@ def random_distribution(generator, size):
     return weights / weights.sum()
 
 
+def blocks(readme):
+    """The blocks of Python that a README shows."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / readme).read_text(), re.DOTALL)
+
+
 def need(found, tool, packages):
     """Skip a test whose tool is not on this machine, or where TEST_TOOLS is "required" fail it."""
     message = f"there is no {tool} here: apt-get install {packages}"
@@ -201,12 +207,13 @@ def fork(folder, ranks, function, *arguments):
     return [process.exitcode for process in processes]
 
 
-def log_probabilities(step):
-    """By emitted token: log p under the target, at temperature 1."""
-    followed = [step.tree.root, *step.accepted][: len(step.tokens)]
-    rows = step.logits[[step.tree.nodes.index(node) for node in followed]].double()
-    tokens = torch.tensor(step.tokens, device=rows.device)
-    return rows.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0].tolist()
+def emitted_logits(steps):
+    """The target's logits (N, V) before each token that the ``steps`` emit."""
+    rows = []
+    for step in steps:
+        followed = [step.tree.root, *step.accepted][: len(step.tokens)]
+        rows.append(step.logits[[step.tree.nodes.index(node) for node in followed]])
+    return torch.cat(rows)
 
 
 def peak_growth(before, measured, *arguments):

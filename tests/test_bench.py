@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT, WEIGHTS, change_json, program, raises_line, refuses
+from helpers import ROOT, WEIGHTS, blocks, change_json, program, raises_line, refuses
 
 from s2d import generate, load_model
 from s2d.bench import __main__ as bench
@@ -226,7 +226,7 @@ def test_what_is_measured_is_written_if_nobody_reads(tmp_path, monkeypatch):
 def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
     """As the README does: with an exit, a shape and a rule of one's own, and all of it as JSON."""
     monkeypatch.chdir(ROOT)
-    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "s2d/bench/README.md").read_text(), re.S)
+    [block] = blocks("s2d/bench/README.md")
     assert len([line for line in block.splitlines() if line]) <= 32
     names = {}
     exec(block, names)

@@ -3,7 +3,7 @@
 import re
 import subprocess
 
-from helpers import ROOT, WEIGHTS, program
+from helpers import ROOT, WEIGHTS, blocks, program
 
 import run
 
@@ -48,17 +48,12 @@ def test_the_output_shown_is_what_is_printed(tmp_path, monkeypatch, capsys):
     assert re.sub(measured, r"_ \1", printed) == re.sub(measured, r"_ \1", shown)
 
 
-def python_blocks(readme):
-    return re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-
-
 def test_the_python_that_is_shown_runs(capsys, monkeypatch):
     """That of README, and the rule of one's own after it."""
-    [program], [wrapper] = map(python_blocks, (ROOT / "README.md", ROOT / "s2d/README.md"))
     monkeypatch.chdir(ROOT)
     names = {}
-    exec(compile(program, "README.md", "exec"), names)
-    exec(compile(wrapper, "README.md", "exec"), names)
+    for block in blocks("README.md") + blocks("s2d/README.md"):
+        exec(block, names)
     answer, per_step = capsys.readouterr().out.splitlines()
     assert answer == "The capital of Tadastan is Vorbiburg." and float(per_step) > 1
 
@@ -72,13 +67,13 @@ def test_the_house_lists_all_flat_files_and_rooms():
 
 def test_python_finds_the_draft_and_stops(capsys, monkeypatch):
     """As the page of the options shows it."""
-    block, stops = python_blocks(ROOT / "s2d/cli/README.md")
+    block, stops = blocks("s2d/cli/README.md")
     monkeypatch.chdir(ROOT)
     names = {}
-    exec(compile(block, "README.md", "exec"), names)
+    exec(block, names)
     assert names["pair"].draft_folder.path.samefile(WEIGHTS / "mini-draft")
     assert names["answer"].stats.sent.keys() == {2, 3}
-    exec(compile(stops, "README.md", "exec"), {})
+    exec(stops, {})
     begun = "The capital of Tadastan is "
     assert capsys.readouterr().out.splitlines() == [begun, f"stop_at {begun}"]
 

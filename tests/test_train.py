@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shutil
 import zlib
 from dataclasses import replace
@@ -14,12 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from helpers import ROOT, WEIGHTS, change_json, fork, program, raises_line, random_llama, refuses
+from helpers import WEIGHTS, blocks, change_json, fork, program, raises_line, random_llama, refuses
 
 from s2d import Tokenizer, load_model
 from s2d.checkpoint.files import taken
 from s2d.checkpoint.load import save_model
-from s2d.pair.settings import plain
 from s2d.passes.tensor_parallel import join_processes
 from s2d.soft import exit_states, soft_losses
 from s2d.train import __main__ as train
@@ -132,24 +130,6 @@ def test_resumed_is_as_uninterrupted(tmp_path, monkeypatch, stop_after, make):
     message = f"the loss of step {stop_after + 1} is not finite; try a lower --lr"
     refused(message, run.out, make(rms_norm_eps=math.nan))
     assert len(torch.load(run.unfinished)[0]["log"]) == stop_after
-
-
-def test_functions_are_told_from_others_in_a_later_run(tmp_path, monkeypatch):
-    """A partial by its arguments, a closure by what it holds, a lambda by its line."""
-
-    def make(scale):
-        def loss(*inputs):
-            return scale * soft_losses(*inputs)
-
-        return loss
-
-    some = make(1), make(2), partial(make, 1), partial(make, 2), partial(make, scale=2)
-    assert len({*map(plain, some)}) == 5 and plain(make(2)) in map(plain, some)
-    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)
-    losses_of(tmp_path / "a", stop_after=1, loss=partial(make(1)))
-    other = partial(losses_of, tmp_path / "a", loss=lambda *inputs: soft_losses(*inputs))
-    raises_line(other, ValueError, "was begun with another loss")
-    losses_of(tmp_path / "a", loss=partial(make(1)))
 
 
 def test_two_processes_give_the_losses_of_one(tmp_path):
@@ -312,10 +292,9 @@ def test_a_label_ends_where_an_answer_does(tiny, tmp_path, monkeypatch, capsys):
 
 def test_the_python_that_is_shown(tmp_path, monkeypatch):
     """Both drafts are written; smaller than shown."""
-    text = (ROOT / "s2d/train/README.md").read_text()
     monkeypatch.chdir(tmp_path)
-    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(block.replace("millions=0.5", "millions=0.005"), "README.md", "exec"), {})
+    for block in blocks("s2d/train/README.md"):
+        exec(block.replace("millions=0.5", "millions=0.005"), {})
     names = load_model("draft").drafting, load_model("own-draft").drafting
     assert [each["exits"] for each in names] == [(2, 3, 4)] * 2 and "thresholds" in names[1]
 

@@ -21,7 +21,7 @@ from s2d.checkpoint import load
 from s2d.checkpoint.config import config_from_dict, read_folder
 from s2d.checkpoint.load import check_device, choose_dtype, save_model
 from s2d.pair import names
-from s2d.pair.loading import choose_pair, load_pair
+from s2d.pair.loading import load_pair
 
 refused = partial(raises_line, load_model)
 INDEX = "model.safetensors.index.json"
@@ -344,9 +344,3 @@ def test_names_are_known_to_load_pair(monkeypatch):
     for name in ("7b", "weights/nowhere", "/a/b/c"):
         message = f"no model folder at {name}; the names are 7b, 13b, 70b, smollm2-135m$"
         raises_line(load_pair, FileNotFoundError, message, name)
-
-
-def test_a_draft_has_the_vocabulary_of_its_target(tmp_path):
-    """But for padding."""
-    save_model(random_llama(0, vocab_size=1024 + 176), tmp_path / "draft")
-    raises_line(choose_pair, ValueError, "not have 1200 and 1024", "7b", tmp_path / "draft")
