@@ -7,7 +7,15 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import DEVICE, emitted_logits, nearly_equal, raises_line, random_llama, random_tokens
+from helpers import (
+    DEVICE,
+    blocks,
+    emitted_logits,
+    nearly_equal,
+    raises_line,
+    random_llama,
+    random_tokens,
+)
 
 from s2d import Draws, LayerExit, Prediction, Proposal, StopStrings, generate, generate_many, start
 from s2d.decoder import Decoder
@@ -44,45 +52,23 @@ def test_an_own_rule_has_the_settings_of_ours(pair, rule, name):
         assert [each.tokens for each in found] == [each.tokens for each in named]
 
 
-class Penalised:
-    """A rule that wraps a rule: tokens that are in the text become less probable."""
-
-    exact = True
-
-    def __init__(self, distribution, draws):
-        self.rule = SharedNoise(distribution, draws)
-
-    def propose(self, tree, nodes, prediction, width):
-        logits = penalised(tree, nodes, prediction.logits)
-        return self.rule.propose(tree, nodes, prediction._replace(logits=logits), width)
-
-    def verify(self, tree, logits):
-        return self.rule.verify(tree, penalised(tree, tree.nodes, logits))
-
-
-def penalised(tree, nodes, logits):
-    return torch.stack([penalise(row, tree.text(node)) for row, node in zip(logits, nodes)])
-
-
-def penalise(row, text):
-    """Logits (V,) after a repetition penalty (Keskar et al. 2019, arXiv 1909.05858)."""
-    seen = torch.tensor([*{*text}], device=row.device)
-    return row.index_copy(0, seen, torch.where(row > 0, row / 1.5, row * 1.5)[seen])
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_penalty_is_a_rule_that_wraps_a_rule(pair, temperature):
+def test_the_rule_that_the_readme_shows(pair, temperature):
     """By every method the text is that of a plain loop over whole passes."""
     target, draft = pair
+    names = dict(target=target, draft=draft, prompt=[3, 1], generate=generate)
+    [block] = blocks("s2d/README.md")
+    exec(block, names)
     draws, text = Draws(5), [3, 1]
     for position in range(2, 18):
-        logits = target(torch.tensor([text], device=target.device))[0, -1]
-        p = warp(penalise(logits, text)[None], temperature)
+        logits = target(torch.tensor([text], device=target.device))[:, -1]
+        logits[0, text[-8:]] = -math.inf
+        p = warp(logits, temperature)
         text.append((p.log() + draws.noise([position], like=p)).argmax().item())
     law = dict(temperature=temperature, seed=5, max_new_tokens=16)
     assert text[2:] != generate(target, [3, 1], draft, **law).tokens
     for way in (*(dict(method=method) for method in METHODS), dict(exits=[0, 2])):
-        found = generate(target, [3, 1], draft, rule=Penalised, **way, **law)
+        found = generate(target, [3, 1], draft, rule=names["NoRepetition"], **way, **law)
         assert found.tokens == text[2:], way
         assert way.get("method") == "ar" or found.stats.accepted.total() > 0, way
 
@@ -255,7 +241,7 @@ class AsLast(Decoder):
 
 
 PARTS = [
-    dict(rule=checked(Penalised), tree=checked(GrowingShape(3, 3, 6))),
+    dict(rule=checked(SharedNoise), tree=checked(GrowingShape(3, 3, 6))),
     dict(rule=checked(SharedNoise), exits=[checked(OneLayer), 3], thresholds=[0.6]),
     dict(tree=checked(ByProbability()), exits=[0, 2]),
     dict(tree=checked(Learning)),

@@ -72,7 +72,7 @@ ENDS = {  # what a shell runs: the exit code, stderr
     "it grow": (2, "it: DefaultCPUAllocator: can't allocate memory\n"),
     "it report": (0, "answered\n"),
     "it report 2> /dev/full": (0, ""),
-    "it report 2>&-": (0, ""),
+    "it need 2>&-": (2, ""),
 }
 
 

@@ -49,13 +49,15 @@ def test_the_output_shown_is_what_is_printed(tmp_path, monkeypatch, capsys):
 
 
 def test_the_python_that_is_shown_runs(capsys, monkeypatch):
-    """That of README, and the rule of one's own after it."""
+    """That of README, and of the page of the options: it finds the draft, and stops."""
     monkeypatch.chdir(ROOT)
     names = {}
-    for block in blocks("README.md") + blocks("s2d/README.md"):
+    for block in blocks("README.md") + blocks("s2d/cli/README.md"):
         exec(block, names)
-    answer, per_step = capsys.readouterr().out.splitlines()
+    answer, per_step, *begun = capsys.readouterr().out.splitlines()
     assert answer == "The capital of Tadastan is Vorbiburg." and float(per_step) > 1
+    assert begun == ["The capital of Tadastan is ", "stop_at The capital of Tadastan is "]
+    assert names["pair"].draft_folder.path.samefile(WEIGHTS / "mini-draft")
 
 
 def test_the_house_lists_all_flat_files_and_rooms():
@@ -63,19 +65,6 @@ def test_the_house_lists_all_flat_files_and_rooms():
     files = {path.name for path in (ROOT / "s2d").glob("*.py")} - {"__init__.py"}
     rooms = {f"{path.parent.name}/" for path in (ROOT / "s2d").glob("*/__init__.py")}
     assert files | rooms <= set(re.findall(r"`([^`]+)`", text))
-
-
-def test_python_finds_the_draft_and_stops(capsys, monkeypatch):
-    """As the page of the options shows it."""
-    block, stops = blocks("s2d/cli/README.md")
-    monkeypatch.chdir(ROOT)
-    names = {}
-    exec(block, names)
-    assert names["pair"].draft_folder.path.samefile(WEIGHTS / "mini-draft")
-    assert names["answer"].stats.sent.keys() == {2, 3}
-    exec(stops, {})
-    begun = "The capital of Tadastan is "
-    assert capsys.readouterr().out.splitlines() == [begun, f"stop_at {begun}"]
 
 
 def test_the_pictures_are_there_and_what_is_shipped_is_small():
