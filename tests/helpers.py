@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import re
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -214,20 +213,3 @@ def emitted_logits(steps):
         followed = [step.tree.root, *step.accepted][: len(step.tokens)]
         rows.append(step.logits[[step.tree.nodes.index(node) for node in followed]])
     return torch.cat(rows)
-
-
-def peak_growth(before, measured, *arguments):
-    """MiB by which ``measured``, after ``before``, raises the peak memory of a Python of its own.
-
-    VmHWM and not ru_maxrss: Linux starts the latter at the peak of the parent process.
-    """
-    lines = [
-        "import re, sys",
-        "status = lambda: open('/proc/self/status').read()",
-        "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', status())[1]) / 1024",
-        *[before, "start = peak()", measured, "print(peak() - start, file=sys.stderr)"],
-    ]
-    command = [sys.executable, "-c", "\n".join(lines), *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return float(done.stderr.splitlines()[-1])
