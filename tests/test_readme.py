@@ -10,15 +10,6 @@ import run
 READMES = [ROOT / "README.md", ROOT / "s2d/README.md", *sorted((ROOT / "s2d").glob("*/*.md"))]
 
 
-def commands_of_ci():
-    script = (ROOT / ".ci/run").read_text()
-    function = re.search(r"^commands\(\) \{.*?^\}", script, re.DOTALL | re.MULTILINE)[0]
-    labels = re.search(r"^for label in (.*); do", script, re.MULTILINE)[1]
-    loop = f"{function}\nfor label in {labels}; do commands $label; done"
-    command = ["bash", "-euo", "pipefail", "-c", loop]
-    return subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
-
-
 def test_ci_runs_every_command_that_a_readme_shows():
     block, shown = r"(?:<!-- ci: (\w+)[^\n]* -->\n)?```sh\n(.*?)```", []
     for readme in READMES:
@@ -26,7 +17,12 @@ def test_ci_runs_every_command_that_a_readme_shows():
         for label, lines in re.findall(block, text, re.DOTALL):
             assert label in ("run", "more", "small", "test"), f"{readme}: CI does not run\n{lines}"
             shown += re.sub(r" +#.*", "", lines.replace("\\\n", "")).splitlines()
-    commands = commands_of_ci()
+    script = (ROOT / ".ci/run").read_text()
+    function = re.search(r"^commands\(\) \{.*?^\}", script, re.DOTALL | re.MULTILINE)[0]
+    labels = re.search(r"^for label in (.*); do", script, re.MULTILINE)[1]
+    loop = f"{function}\nfor label in {labels}; do commands $label; done"
+    command = ["bash", "-euo", "pipefail", "-c", loop]
+    commands = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
     assert len(commands) == len(shown) > 20
     for command in shown:
         assert any(each.startswith(command) for each in commands), command

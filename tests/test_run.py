@@ -249,23 +249,17 @@ def test_what_a_program_raises_becomes_a_line_or_is_a_fault_of_ours(capsys):
         run_program("run.py", Mock(side_effect=RuntimeError("a fault of ours")), [])
 
 
-def interrupt(monkeypatch, step):
-    """Press Ctrl-C in this step. Returns the lengths of the contexts before all steps."""
+def test_a_conversation_goes_on_after_ctrl_c_and_what_it_cannot_answer(monkeypatch, capsys):
+    """A part of it is the answer so far, but not the line that is too long."""
     emit, lengths = Decoder.emit, []
 
     def interrupted(self, *arguments):
         lengths.append(len(self.context))
-        if len(lengths) == step:
+        if len(lengths) == 2:
             raise KeyboardInterrupt
         return emit(self, *arguments)
 
     monkeypatch.setattr(Decoder, "emit", interrupted)
-    return lengths
-
-
-def test_a_conversation_goes_on_after_ctrl_c_and_what_it_cannot_answer(monkeypatch, capsys):
-    """A part of it is the answer so far, but not the line that is too long."""
-    lengths = interrupt(monkeypatch, step=2)
     type_in(monkeypatch, f"{EXAMPLE_PROMPT}\n{'word ' * 600}\n{EXAMPLE_QUESTION}\n".encode())
     assert program(run.main, "--target", "7b", "--interactive", "--draft-length", 3) == 0
     out, error = capsys.readouterr()
