@@ -126,7 +126,7 @@ def test_labels_are_probabilities_of_acceptance():
 def test_the_training_command(tmp_path, capsys, mini):
     line = ["decision", "--target", WEIGHTS / "mini-7b", "--draft", WEIGHTS / "mini-draft"]
     out = tmp_path / "new/d.safetensors"
-    assert program(train.main, *line, "--out", out, "--prompts", 4) == 0
+    assert program(train.main, *line, "--out", out, "--prompts", 2) == 0
     assert "learnt from mini, 6 times" in capsys.readouterr().err
     shipped = load_decision(WEIGHTS / "mini-draft/decision-7b.safetensors")
     name = fingerprint(mini("mini-draft").model.norm.weight)

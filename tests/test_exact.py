@@ -173,7 +173,7 @@ def test_every_method_ends_at_the_same_stop_string(mini, tokenizer):
     """In the middle of what a step accepts; alone, and with other prompts in the same passes."""
     target, draft = mini("mini-7b"), mini("mini-draft")
     prompt = tokenizer.encode_chat(["Tell me a story about a robot called Nora."])
-    law = dict(temperature=1.0, max_new_tokens=40)
+    law = dict(temperature=1.0, max_new_tokens=24)
     whole = generate(target, prompt, draft, **law)
     text = whole.text(tokenizer)
     law["stop_at"] = StopStrings(tokenizer, ["never", text[len(text) // 2 :][:5]])
