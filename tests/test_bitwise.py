@@ -8,7 +8,7 @@ from s2d import GrowingShape, generate, generate_many, load_model, start
 from s2d.model import KVCache
 from s2d.passes.bitwise import BitwiseDecoder, PaddedCache
 
-LENGTHS = {"bfloat16": (1, 30), "float32": (1, 250, 501)}  # of prompts; bfloat16 may be emulated
+LENGTHS = {"bfloat16": (1, 30), "float32": (1, 501)}  # of prompts; bfloat16 may be emulated
 WAYS = dict(method="s2d"), dict(method="sd", draft_length=15), dict(exits=[0], draft_length=7)
 
 

@@ -34,10 +34,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__")
 """
 
 
-PROGRAMS = "run --target 7b", "s2d.proof", "s2d.bench"
-
-
-@pytest.mark.parametrize("line", PROGRAMS)
+@pytest.mark.parametrize("line", ["run --target 7b", "s2d.proof", "s2d.bench"])
 def test_ctrl_c_while_packages_are_imported_is_one_line(line):
     command = [sys.executable, "-c", INTERRUPTED, *line.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
