@@ -109,11 +109,6 @@ def drawn_options(rng):
     return options
 
 
-def random_distribution(generator, size):
-    weights = torch.rand(size, dtype=torch.float64, generator=generator) ** 3
-    return weights / weights.sum()
-
-
 def blocks(readme):
     """The blocks of Python that a README shows."""
     return re.findall(r"```python\n(.*?)```", (ROOT / readme).read_text(), re.DOTALL)

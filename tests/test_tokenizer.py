@@ -7,20 +7,7 @@ from types import SimpleNamespace
 import pytest
 from helpers import raises_line
 from transformers import AutoTokenizer
-from vocabularies import (
-    BRACKETS,
-    CHATML,
-    SAID,
-    TEXTS,
-    THINK,
-    added,
-    assert_agree,
-    in_groups,
-    messages,
-    odd_texts,
-    save_trained,
-    sentencepiece_folder,
-)
+from vocabularies import BRACKETS, CHATML, SAID, TEXTS, save_trained, sentencepiece_folder
 
 from s2d import StopStrings, Tokenizer
 from s2d.checkpoint.chat import VICUNA_SYSTEM
@@ -28,10 +15,49 @@ from s2d.checkpoint.published import PublishedTokenizer
 from s2d.checkpoint.tokenizer import TextStream
 from s2d.checkpoint.tokenizer_model import SentencePieceModel
 
+ODD = [" ", "  ", "\n", "\r\n", "\t", "\u3000", "\x1c", "\x00", "▁", "a", "Hi", "word", " the"]
+ODD += ["ing", "日", "é", "\u0301", "🙂", "<0x0A>", "<", "|>", "'s", "123", "</", "s>"]
+THINK = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"  # as Qwen3's
+
+
+def added(text, **flags):
+    """A token as tokenizer_config.json writes it."""
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return plain | {"content": text, "special": True} | flags
+
+
 BY_ID = {"1024": added("<|im_start|>"), "1025": added("<|im_end|>")}
 BY_ID |= {"0": added("<unk>"), "1": added("<s>"), "2": added("</s>")}
 # Llama 2's form with added tokens: SentencePiece's file does not say everything.
 LLAMA_2 = {"added_tokens_decoder": BY_ID, "legacy": False, "chat_template": BRACKETS}
+
+
+def messages(said):
+    """A dialogue as transformers takes it: texts, user and assistant in turn."""
+    roles = ("user", "assistant") * len(said)
+    return [{"role": role, "content": text} for role, text in zip(roles, said)]
+
+
+def odd_texts(names):
+    """Random texts of what is hard to cut, the ``names`` of special tokens among it."""
+    rng, parts = random.Random(0), [*ODD, *names]
+    return ["".join(rng.choices(parts, k=rng.randrange(1, 12))) for _ in range(300)]
+
+
+def in_groups(ids, rng):
+    """A list in parts of one to three."""
+    while ids:
+        size = rng.randrange(1, 4)
+        yield ids[:size]
+        ids = ids[size:]
+
+
+def assert_agree(ours, theirs, texts):
+    """Ids and texts back are those of transformers."""
+    for text in texts:
+        ids = ours.encode(text)
+        assert ids == theirs(text).input_ids, text
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
 
 
 @pytest.fixture(params=["tokenizer.model", "byte-level", "llama-2"])
