@@ -114,15 +114,6 @@ def blocks(readme):
     return re.findall(r"```python\n(.*?)```", (ROOT / readme).read_text(), re.DOTALL)
 
 
-def need(found, tool, packages):
-    """Skip a test whose tool is not on this machine, or where TEST_TOOLS is "required" fail it."""
-    message = f"there is no {tool} here: apt-get install {packages}"
-    if not found and os.environ.get("TEST_TOOLS") == "required":
-        pytest.fail(message, pytrace=False)
-    if not found:
-        pytest.skip(message)
-
-
 def program(main, *arguments):
     """Exit code of a command line, ended by its parser or by itself."""
     try:
