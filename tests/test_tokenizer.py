@@ -266,11 +266,5 @@ def test_what_messages_are(tokenizer):
 
 def test_missing_and_damaged_files(tmp_path):
     raises_line(Tokenizer, FileNotFoundError, "has no tokenizer.model and no", tmp_path)
-    for name, content in (
-        ("tokenizer.json", "["),
-        ("tokenizer.json", '{"version": "1.0", "model": {"type": "New"}}'),
-        ("tokenizer.model", "not a model"),
-    ):
-        (tmp_path / name).write_text(content)
-        raises_line(Tokenizer, ValueError, f"{tmp_path}.*: ", tmp_path)
-        (tmp_path / name).unlink()
+    (tmp_path / "tokenizer.model").write_text("not a model")
+    raises_line(Tokenizer, ValueError, f"{tmp_path}.*: ", tmp_path)
