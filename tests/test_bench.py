@@ -72,7 +72,8 @@ def test_turns_are_asked_in_order_with_the_answers_before_them(tokenizer):
 
 
 def test_no_method_always_follows_the_same_one():
-    order, names = [], "abcdef"
+    order = []
+    names = "abcdef"
 
     def ask(name, question, seed):
         order.append(name)

@@ -33,7 +33,8 @@ SHAPES += [GrowingShape(2, 3, 5), GrowingShape(3, 3, 12), GrowingShape(4, 2, 3)]
 @pytest.mark.parametrize("part", range(2))
 def test_every_step_is_the_definitions(part):
     """Proposals and tokens, of chains and trees of sorted exits that stop, greedy and coupled."""
-    rng, like = random.Random(part), torch.empty((1, 61), dtype=torch.float64, device=DEVICE)
+    rng = random.Random(part)
+    like = torch.empty((1, 61), dtype=torch.float64, device=DEVICE)
     for case in range(7):
         eos = rng.randrange(61)
         target, draft = nearly_equal(rng.randrange(4), eos_token_ids=(eos,))
@@ -42,7 +43,8 @@ def test_every_step_is_the_definitions(part):
         drafting["thresholds"] = [rng.choice((0.1, 0.3, 0.6)) for _ in exits[:-1]]
         law = dict(temperature=rng.choice((0.0, 0.7, 1.0)))
         law |= dict(top_p=rng.choice((1.0, 0.8)), top_k=rng.choice((0, 9)))
-        prompt, shape = random_tokens(case, rng.choice((1, 5, 30))), rng.choice(SHAPES)
+        prompt = random_tokens(case, rng.choice((1, 5, 30)))
+        shape = rng.choice(SHAPES)
         prompt[-1] = eos if case % 3 == 0 else prompt[-1]
         options = dict(tree=shape, max_new_tokens=12, seed=case, **drafting, **law)
         found = start(target, prompt, draft, **options)
@@ -64,7 +66,8 @@ MODELS += [(random_llama(5, eos_token_ids=()), random_llama(6, max_position_embe
 
 def differing(cases):
     """How many of so many drawn generations are not the text of the target alone."""
-    rng, wrong = random.Random(0), 0
+    rng = random.Random(0)
+    wrong = 0
     for case in range(cases):
         target, draft = rng.choice(MODELS)
         prompt = random_tokens(case, rng.choice((1, 4, 30, 110, 127)))

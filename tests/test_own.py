@@ -40,7 +40,8 @@ def test_the_rule_that_the_readme_shows(pair, temperature):
     names = dict(target=target, draft=draft, prompt=[3, 1], generate=short)
     [block] = blocks("s2d/README.md")
     exec(block, names)
-    draws, text = Draws(5), [3, 1]
+    draws = Draws(5)
+    text = [3, 1]
     for position in range(2, 18):
         logits = target(torch.tensor([text], device=target.device))[:, -1]
         logits[0, text[-8:]] = -math.inf
@@ -97,7 +98,9 @@ def features(target, hidden, tokens):
 def test_a_head_on_the_targets_hidden_states(target, monkeypatch):
     """It is fitted to three texts exactly, so that whatever it drafts of them is right."""
     monkeypatch.setattr("s2d.mask.MAX_PROMPT", 5)  # one prompt is read in a pass of its own
-    prompts, rows, following = [[*range(9, 12 + 2 * i)] for i in range(3)], [], []
+    prompts = [[*range(9, 12 + 2 * i)] for i in range(3)]
+    rows = []
+    following = []
     texts = [generate(target, prompt, method="ar", max_new_tokens=17).tokens for prompt in prompts]
     for prompt, text in zip(prompts, texts):
         tokens = torch.tensor([prompt + text], device=target.device)

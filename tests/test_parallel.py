@@ -86,7 +86,7 @@ def test_two_processes_print_what_one_prints(tmp_path, monkeypatch, capsys):
     words = "--target 13b --dtype float64 --max-new-tokens 4 --interactive".split()
     typed = tmp_path / "typed"
     typed.write_text("What is the capital of Tadastan?\nAnd its main export?\n")
-    assert fork(tmp_path, 2, read_and_run, typed, words) == [0, 0], (tmp_path / "err").read_text()
+    assert fork(tmp_path, 2, read_and_run, typed, words) == [0, 0]
     out = (tmp_path / "out").read_text()
     monkeypatch.setattr(sys, "stdin", typed.open())
     assert program(run.main, *words) == 0

@@ -251,7 +251,8 @@ def test_what_a_program_raises_becomes_a_line_or_is_a_fault_of_ours(capsys):
 
 def test_a_conversation_goes_on_after_ctrl_c_and_what_it_cannot_answer(monkeypatch, capsys):
     """A part of it is the answer so far, but not the line that is too long."""
-    emit, lengths = Decoder.emit, []
+    emit = Decoder.emit
+    lengths = []
 
     def interrupted(self, *arguments):
         lengths.append(len(self.context))

@@ -20,8 +20,8 @@ def test_greedy_tokens_equal_transformers():
     prompt = Tokenizer(FOLDER).encode_chat(["Why is the sky blue?"])
     found = generate(target, prompt, target, method="s2d-tree", max_new_tokens=4)
     theirs = load_transformers(FOLDER, torch.float64)
-    text = theirs.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)[0].tolist()
-    assert prompt + found.tokens == text
+    text = theirs.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)
+    assert prompt + found.tokens == text[0].tolist()
     assert found.exact and len(found.stats.sent) > 1
 
 

@@ -77,8 +77,13 @@ def test_memory_does_not_grow_with_exits_or_tokens_times_vocabulary(monkeypatch)
     """Of loss and gradients: no tensor is larger than a chunk's logits, and these are not kept."""
     monkeypatch.setattr(soft, "CHUNK", 40)
     tokens = torch.arange(200).view(10, 20)
-    model, kept = random_llama(0, vocab_size=997).requires_grad_(True), []
-    hooks = lambda x: kept.append(x.numel()) or x, lambda x: x  # noqa: E731
-    with Operations() as seen, torch.autograd.graph.saved_tensors_hooks(*hooks):
+    model = random_llama(0, vocab_size=997).requires_grad_(True)
+    kept = []
+
+    def keep(x):
+        kept.append(x.numel())
+        return x
+
+    with Operations() as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         soft_losses(model, tokens, tokens, (1, 2, 3)).mean().backward()
     assert max(kept) < seen.largest == 40 * 997

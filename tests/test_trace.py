@@ -175,6 +175,7 @@ def test_the_page_names_functions_that_exist():
 
 CHROMIUM = "chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic"
 CHROMIUM += " --no-first-run --disable-background-networking --disable-component-update --dump-dom"
+NO_CHROMIUM = "there is no Chromium here: apt-get install chromium"
 # Put before the page's own script.
 BEFORE = """<script>
 const wrong = [], all = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -188,8 +189,9 @@ document.onsecuritypolicyviolation = (event) => wrong.push(event.blockedURI);
 def browse(file, script):
     """What ``script`` returns at the end of the page ``file``, on which nothing goes wrong."""
     if not shutil.which("chromium"):
-        missing = pytest.fail if os.environ.get("TEST_TOOLS") == "required" else pytest.skip
-        missing("there is no Chromium here: apt-get install chromium")
+        if os.environ.get("TEST_TOOLS") == "required":
+            pytest.fail(NO_CHROMIUM, pytrace=False)
+        pytest.skip(NO_CHROMIUM)
     page = file.with_name(f"{file.stem} watched.html")
     after = f"""<script>document.documentElement.textContent =
         "@" + encodeURIComponent(JSON.stringify([(() => {{{script}}})(), wrong])) + "@"</script>"""

@@ -62,7 +62,9 @@ def losses_of(out, model=None, stop_after=None, rows=ROWS, labels=LABELS, **chan
 
 def test_the_loop_beside_a_plain_one(tmp_path):
     """AdamW, warm-up and cosine, clipping, an order of rows per epoch, the mean over all labels."""
-    plain, trained, expected = student(), student(), []
+    plain = student()
+    trained = student()
+    expected = []
     orders = [torch.arange(24), torch.randperm(24, generator=seeded(0))]
     decay, rest = ([p for p in plain.parameters() if (p.dim() > 1) == d] for d in (True, False))
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0}]
@@ -344,7 +346,9 @@ def test_records_are_learnt_or_counted(tokenizer, tmp_path, capsys):
 
 def test_each_turn_is_encoded_once(tokenizer, monkeypatch):
     """So the time grows with the turns. Not where a token goes on after an answer's end."""
-    encode, sizes, sums = tokenizer.encode_rendered, [], []
+    encode = tokenizer.encode_rendered
+    sizes = []
+    sums = []
     counted = lambda text: sizes.append(len(text)) or encode(text)  # noqa: E731
     monkeypatch.setattr(tokenizer, "encode_rendered", counted)
     for turns in (10, 40):

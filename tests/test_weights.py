@@ -95,7 +95,8 @@ def test_what_is_in_two_shards_and_what_may_not_be_read(folder, sharded, monkeyp
 
 def test_damage_of_any_kind_is_one_line(folder, sharded, tmp_path):
     """Files that are cut off, or have other bytes here and there: an error, or another model."""
-    rng, kinds = random.Random(0), []
+    rng = random.Random(0)
+    kinds = []
     (save_trained(folder) / "tokenizer_config.json").write_text('{"eos_token": "<|eot|>"}')
     files = [folder / "config.json", folder / "model.safetensors", sharded / INDEX]
     files += [folder / "tokenizer.json", folder / "tokenizer_config.json"]
