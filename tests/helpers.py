@@ -4,8 +4,8 @@ import atexit
 import json
 import multiprocessing
 import os
+import re
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -109,18 +109,9 @@ def drawn_options(rng):
     return options
 
 
-def random_distribution(generator, size):
-    weights = torch.rand(size, dtype=torch.float64, generator=generator) ** 3
-    return weights / weights.sum()
-
-
-def need(found, tool, packages):
-    """Skip a test whose tool is not on this machine, or where TEST_TOOLS is "required" fail it."""
-    message = f"there is no {tool} here: apt-get install {packages}"
-    if not found and os.environ.get("TEST_TOOLS") == "required":
-        pytest.fail(message, pytrace=False)
-    if not found:
-        pytest.skip(message)
+def blocks(readme):
+    """The blocks of Python that a README shows."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / readme).read_text(), re.DOTALL)
 
 
 def program(main, *arguments):
@@ -201,26 +192,10 @@ def fork(folder, ranks, function, *arguments):
     return [process.exitcode for process in processes]
 
 
-def log_probabilities(step):
-    """By emitted token: log p under the target, at temperature 1."""
-    followed = [step.tree.root, *step.accepted][: len(step.tokens)]
-    rows = step.logits[[step.tree.nodes.index(node) for node in followed]].double()
-    tokens = torch.tensor(step.tokens, device=rows.device)
-    return rows.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0].tolist()
-
-
-def peak_growth(before, measured, *arguments):
-    """MiB by which ``measured``, after ``before``, raises the peak memory of a Python of its own.
-
-    VmHWM and not ru_maxrss: Linux starts the latter at the peak of the parent process.
-    """
-    lines = [
-        "import re, sys",
-        "status = lambda: open('/proc/self/status').read()",
-        "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', status())[1]) / 1024",
-        *[before, "start = peak()", measured, "print(peak() - start, file=sys.stderr)"],
-    ]
-    command = [sys.executable, "-c", "\n".join(lines), *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return float(done.stderr.splitlines()[-1])
+def emitted_logits(steps):
+    """The target's logits (N, V) before each token that the ``steps`` emit."""
+    rows = []
+    for step in steps:
+        followed = [step.tree.root, *step.accepted][: len(step.tokens)]
+        rows.append(step.logits[[step.tree.nodes.index(node) for node in followed]])
+    return torch.cat(rows)

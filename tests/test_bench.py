@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT, WEIGHTS, change_json, program, raises_line, refuses
+from helpers import ROOT, WEIGHTS, blocks, change_json, program, raises_line, refuses
 
 from s2d import generate, load_model
 from s2d.bench import __main__ as bench
@@ -72,7 +72,8 @@ def test_turns_are_asked_in_order_with_the_answers_before_them(tokenizer):
 
 
 def test_no_method_always_follows_the_same_one():
-    order, names = [], "abcdef"
+    order = []
+    names = "abcdef"
 
     def ask(name, question, seed):
         order.append(name)
@@ -197,26 +198,28 @@ def test_what_cannot_be_measured_is_refused_before_models_are_loaded(capsys, mon
         refuses(bench.main, capsys, message, *SMALL, *line)
 
 
-def test_what_cannot_be_measured_costs_no_other_figure(tmp_path, capsys):
+def test_what_cannot_be_measured_costs_no_other_figure(questions, tmp_path, capsys):
     """A target with too short a context, and a peer. Two folders of one name are told apart."""
     one, other = tmp_path / "a/final", tmp_path / "b/final"
     for folder in (one, other):
         shutil.copytree(WEIGHTS / "mini-7b", folder)
     change_json(other / "config.json", max_position_embeddings=3)
     words = [*SMALL[2:], "--temperature", "0", "--methods", "s2d:exits=0", "--hf"]
+    words += ["--questions", questions]
     assert program(bench.main, "--target", f"{one},{other}", *words) == 2
     out, error = capsys.readouterr()
     assert error.startswith("transformers assisted is left out: no draft model has a vocabulary")
     assert "\n| transformers " in out and "assisted" not in out
     assert "b/final T=0: no question fits the context" in error
-    assert re.findall(r"^\|.* \| (.*final T=0) \(6\) +\| mean", out, re.M) == [f"{one} T=0"]
+    assert re.findall(r"^\|.* \| (.*final T=0) \(2\) +\| mean", out, re.M) == [f"{one} T=0"]
 
 
-def test_what_is_measured_is_written_if_nobody_reads(tmp_path, monkeypatch):
+def test_what_is_measured_is_written_if_nobody_reads(questions, tmp_path, monkeypatch):
     """Also where the name of a file would be too long, as folders have long names."""
     target = tmp_path / f"home/{'long-' * 40}"
     shutil.copytree(WEIGHTS / "mini-7b", target)
-    words = ["--target", target, *SMALL[2:], "--methods", "s2d-tree:exits=0", "--out"]
+    words = ["--target", target, *SMALL[2:], "--methods", "s2d-tree:exits=0"]
+    words += ["--questions", questions, "--out"]
     monkeypatch.setattr("sys.stdout", open("/dev/full", "w"))
     assert program(bench.main, *words, tmp_path / "out") == 2
     found = json.loads((tmp_path / "out/results.json").read_text())
@@ -226,10 +229,10 @@ def test_what_is_measured_is_written_if_nobody_reads(tmp_path, monkeypatch):
 def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
     """As the README does: with an exit, a shape and a rule of one's own, and all of it as JSON."""
     monkeypatch.chdir(ROOT)
-    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "s2d/bench/README.md").read_text(), re.S)
+    [block] = blocks("s2d/bench/README.md")
     assert len([line for line in block.splitlines() if line]) <= 32
     names = {}
-    exec(block, names)
+    exec(block.replace("max_new_tokens=32", "max_new_tokens=6"), names)
     out, error = capsys.readouterr()
     rows = re.findall(r"^\| (\w+) +\| 1?\d", out, re.M)
     assert rows[:3] == ["ar", "s2d", "own"]
@@ -242,7 +245,7 @@ def test_methods_are_compared_from_python(tokenizer, monkeypatch, capsys):
     questions = [{"turns": ["Give me 3 tips.", "And the first?"], "group": "qa"}]
     questions += [tokenizer.encode_chat(["Why is that so?"])]
     own = {"s2d": {"method": "s2d"}, "three": {"method": "sd", "exits": [3]}}
-    common = {"temperature": 1.0, "max_new_tokens": 8}
+    common = {"temperature": 1.0, "max_new_tokens": 4}
     compared = [compare(*models, questions, own, 1, tokenizer, seed=n, **common) for n in (0, 0, 5)]
     one, again, other = [[r.turns[0].tokens for r in each.records] for each in compared]
     assert one == again != other
@@ -277,7 +280,7 @@ def test_tokens_per_step_are_those_of_the_readme(tmp_path, monkeypatch):
     command = re.search(r"```sh\npython -m s2d.bench (.*?)\n```", section, re.S)[1]
     words = shlex.split(command.replace("\\\n", "")) + ["--out", tmp_path / "out"]
     if not os.environ.get("TEST_FIGURES"):
-        words += "--target 7b --temperature 0 --methods s2d-tree".split()
+        words += "--target 7b --temperature 0 --methods s2d".split()
     assert program(bench.main, *words) == 0
     found = json.loads((tmp_path / "out/results.json").read_text())["comparisons"]
     lines = [re.split(r" *\| *", line) for line in re.findall(r"^\|.*", section, re.M)]

@@ -8,14 +8,8 @@ from helpers import WEIGHTS, program, raises_line, random_llama, refuses
 
 from s2d import generate
 from s2d.generation import start
-from s2d.mcsd.decision import (
-    Decision,
-    DecisionRule,
-    fingerprint,
-    load_decision,
-    save_decision,
-    with_decision,
-)
+from s2d.mcsd import decision
+from s2d.mcsd.decision import Decision, DecisionRule, fingerprint, load_decision, with_decision
 from s2d.rules import Prediction, Proposal
 from s2d.train import __main__ as train
 from s2d.train.decision import collect, fit_decision
@@ -88,7 +82,7 @@ def test_a_fork_goes_on_where_a_path_is_likely(hopeless):
 def test_a_file_keeps_its_configuration_and_fits_its_draft(tmp_path):
     draft, file = random_llama(1), tmp_path / "d.safetensors"
     made = Decision("hidden", 32, 0.35, fingerprint(draft.model.norm.weight))
-    save_decision(made, file)
+    decision.save_decision(made, file)
     loaded = load_decision(file)
     single = random_llama(1).float()  # a draft in another dtype is the same
     assert fingerprint(single.model.norm.weight) == made.draft
@@ -126,7 +120,7 @@ def test_labels_are_probabilities_of_acceptance():
 def test_the_training_command(tmp_path, capsys, mini):
     line = ["decision", "--target", WEIGHTS / "mini-7b", "--draft", WEIGHTS / "mini-draft"]
     out = tmp_path / "new/d.safetensors"
-    assert program(train.main, *line, "--out", out, "--prompts", 4) == 0
+    assert program(train.main, *line, "--out", out, "--prompts", 2) == 0
     assert "learnt from mini, 6 times" in capsys.readouterr().err
     shipped = load_decision(WEIGHTS / "mini-draft/decision-7b.safetensors")
     name = fingerprint(mini("mini-draft").model.norm.weight)

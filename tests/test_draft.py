@@ -16,7 +16,8 @@ from s2d.tree import GrowingShape
 @pytest.mark.parametrize("shape", [(1,) * 9, (3, 2, 1), GrowingShape(4, 3, 4)])
 def test_every_exit_equals_a_cache_free_forward(exits, shape, monkeypatch):
     """In texts whose trees are accepted in part; also if it lags behind, or is asked alone."""
-    rng, lags = random.Random(0), []
+    rng = random.Random(0)
+    lags = []
 
     class AnyExit(SortedDraft):
         def choose_exit(self, tree, nodes, rule):
@@ -47,7 +48,8 @@ def test_every_exit_equals_a_cache_free_forward(exits, shape, monkeypatch):
 
 def test_no_layers_run_behind_the_exit_that_drafts():
     target, draft = nearly_equal(8)
-    runs, left = [], set()
+    runs = []
+    left = set()
     for number, block in enumerate(draft.model.layers, 1):
         block.register_forward_hook(lambda *_, number=number: runs.append(number))
     options = dict(exits=(1, 2, 3, 4), thresholds=(0.35, 0.35, 0.35), draft_length=1)

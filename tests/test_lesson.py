@@ -10,17 +10,19 @@ from inspect import getdoc
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, random_distribution
+from helpers import ROOT
 
 from s2d.lesson import answers
 from s2d.lesson.checks import mark
 from s2d.lesson.mistakes import MISTAKES
 from s2d.mask import inputs
 from s2d.model import move_up
+from s2d.proof import lossless
 from s2d.rules import residual
 from s2d.tree import Node
 
 LESSON = ROOT / "s2d/lesson/lesson.ipynb"
+SLOW = "the best token of q|from all of p"
 
 
 def stored(cell):
@@ -59,15 +61,19 @@ def parts_of(svg):
 
 
 def test_what_is_stored_is_what_the_cells_show(monkeypatch):
+    """But for two rules of a table, which take long."""
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(LESSON.parent)
+    few = {name: rule for name, rule in lossless.RULES.items() if not re.search(SLOW, name)}
+    monkeypatch.setattr(lossless, "RULES", few)
     names = {}
     drawn = []
     cells = json.loads(LESSON.read_text())["cells"]
     for cell in (each for each in cells if each["cell_type"] == "code"):
         text, pictures = stored(cell)
         found, shown = run_cell(cell, names)
-        assert found == text and len(pictures) == len(shown), cell["id"]
+        assert found == re.sub(f".*({SLOW}).*\n", "", text), cell["id"]
+        assert len(pictures) == len(shown), cell["id"]
         if "measured" not in cell["metadata"].get("tags", []):
             assert all(map(alike, pictures, shown)), cell["id"]
         drawn += shown
@@ -77,7 +83,7 @@ def test_what_is_stored_is_what_the_cells_show(monkeypatch):
 
 def test_the_answers_are_what_the_project_does():
     generator = torch.Generator().manual_seed(1)
-    p, q = random_distribution(generator, 9), random_distribution(generator, 9)
+    p, q = torch.randn(2, 9, dtype=torch.float64, generator=generator).softmax(dim=-1)
     assert torch.equal(answers.residual(p, q), residual(p, q))
     parents = [-1, 0, 0, 1, 1, 2, 4]
     nodes = [Node(5)]
@@ -107,7 +113,6 @@ TOLD = {
     "right!": ("residual", in_place),
     "should be 0.584; yours is True": ("acceptance_probability", lambda p, q, token: True),
     "returns None": ("residual", lambda p, q: None),
-    "replace p - q by 0": ("residual", lambda p, q: (p - q) / (p - q).sum()),
     "raises TypeError: 'Tensor' object is not callable": ("residual", lambda p, q: p(q)),
     "[0.6, 0.4, 0.0]) should be 1; yours is 0": ("choose_exit", lambda *numbers: 0),
     "should be [[1]]; yours is 'no mask'": ("ancestor_mask", lambda parents: "no mask"),

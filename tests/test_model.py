@@ -68,14 +68,3 @@ def test_a_model_that_is_saved_loads_in_transformers(tmp_path, changes):
         assert (model(tokens) - theirs).abs().max() < 1e-10 * theirs.abs().max()
     loaded = load_model(tmp_path / "m", dtype="float64")
     assert (loaded.config, loaded.drafting) == (model.config, model.drafting)
-
-
-def test_positions_after_a_cache_are_causal_too():
-    """They see the cache, and of each other those before them; each layer has its own entries."""
-    model, tokens = random_llama(0), torch.tensor([[1, 2, 3, 4, 5, 6]])
-    cache, short = model.new_cache(), model.new_cache(0, 3)
-    parts = [model.run_layers(model.embed(part), cache=cache) for part in tokens.split(2, dim=1)]
-    found = model.logits(torch.cat(parts, dim=1))
-    assert (found - model(tokens)).abs().max() < 1e-10
-    with pytest.raises(IndexError):
-        model.run_layers(model.embed(tokens), cache=short)

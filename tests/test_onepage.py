@@ -1,8 +1,7 @@
 """The first page is S2D: its texts and steps are those of the whole method."""
 
 import re
-import subprocess
-import sys
+import runpy
 
 import pytest
 from helpers import ROOT, nearly_equal, random_tokens
@@ -12,7 +11,7 @@ from s2d import generate, onepage
 
 def ending(target, draft, prompt, thresholds=(0.6,), **options):
     """How the answer ends, which is the same by both."""
-    options = dict(exits=(2, 3), draft_length=12, stop=0.35, max_new_tokens=40) | options
+    options = dict(exits=(2, 3), draft_length=12, stop=0.35, max_new_tokens=20) | options
     expected = generate(target, prompt, draft, method="s2d", thresholds=thresholds, **options)
     steps = list(onepage.generate(target, prompt, draft, thresholds=(*thresholds, 0.0), **options))
     assert sum(steps, []) == expected.tokens
@@ -20,16 +19,10 @@ def ending(target, draft, prompt, thresholds=(0.6,), **options):
     return expected.ended
 
 
-@pytest.mark.parametrize("name", ["mini-7b", "mini-13b"])
-def test_texts_and_steps_of_the_miniatures(name, mini, tokenizer):
-    for question in ("What is 17 + 25?", "Tell me a story about a robot called Nora."):
-        ending(mini(name), mini("mini-draft"), tokenizer.encode_chat([question]))
-
-
 def test_exits_that_lag_behind_and_ends():
     """EOS in a chain or last in the prompt; a limit, also of a single token."""
     ends = []
-    for seed in range(3):
+    for seed in range(2):
         models = nearly_equal(seed, eos_token_ids=(7, 20, 33))
         for options in (
             dict(exits=(1, 2, 4), thresholds=(0.4, 0.4), stop=0.0),
@@ -41,9 +34,11 @@ def test_exits_that_lag_behind_and_ends():
     assert {*ends} == {"eos", "length"}
 
 
-def test_the_program_says_how_much_faster_it_was():
-    words = [sys.executable, "-m", "s2d.onepage"]
-    answer, report = subprocess.check_output(words, cwd=ROOT, text=True).splitlines()
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+def test_the_program_says_how_much_faster_it_was(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    runpy.run_module("s2d.onepage", run_name="__main__")
+    answer, report = capsys.readouterr().out.splitlines()
     assert answer == "The capital of Tadastan is Vorbiburg."
     expected = r"The target's own text: (.*) tokens per step, (.*) times as fast as alone\."
     per_step, speed = map(float, re.fullmatch(expected, report).groups())

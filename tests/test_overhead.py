@@ -19,7 +19,8 @@ def test_all_but_the_forwards_takes_less_than_15_percent_of_a_step():
     Exit 0 drafts trees of 16 nodes from a datastore that is the target's own text.
     """
     target, tokenizer = load_model(WEIGHTS / "mini-70b"), Tokenizer(WEIGHTS / "mini-70b")
-    prompt, forwards = tokenizer.encode_chat([PROMPT]), []
+    prompt = tokenizer.encode_chat([PROMPT])
+    forwards = []
     text = prompt + generate(target, prompt, method="ar", max_new_tokens=64).tokens
     embed, head = target.model.embed_tokens, target.lm_head  # a pass begins and ends there
     embed.register_forward_pre_hook(lambda *_: forwards.append(-time.perf_counter()))

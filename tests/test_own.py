@@ -7,14 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import (
-    DEVICE,
-    log_probabilities,
-    nearly_equal,
-    raises_line,
-    random_llama,
-    random_tokens,
-)
+from helpers import DEVICE, blocks, emitted_logits, nearly_equal, raises_line, random_llama
 
 from s2d import Draws, LayerExit, Prediction, Proposal, StopStrings, generate, generate_many, start
 from s2d.decoder import Decoder
@@ -39,57 +32,25 @@ def pair():
     return nearly_equal(2, eos_token_ids=(), exits=(1, 2, 4), thresholds=(0.4, 0.4))
 
 
-@pytest.mark.parametrize(("rule", "name"), [(SharedNoise, "noise"), (Rejection, "rejection")])
-def test_an_own_rule_has_the_settings_of_ours(pair, rule, name):
-    """Of each answer: temperature, top-k, top-p and seed, alone and with other prompts."""
-    target, draft = pair
-    for change in (dict(top_p=0.9), dict(top_k=1), dict(temperature=0)):
-        options = dict(temperature=0.7, max_new_tokens=8) | change
-        named = generate_many(target, [[3, 1], [4, 1, 5]], draft, rule=name, seed=3, **options)
-        found = [generate(target, [3, 1], draft, rule=rule, seed=3, **options)]
-        found.append(generate(target, [4, 1, 5], draft, rule=rule, seed=4, **options))
-        assert [each.tokens for each in found] == [each.tokens for each in named]
-
-
-class Penalised:
-    """A rule that wraps a rule: tokens that are in the text become less probable."""
-
-    exact = True
-
-    def __init__(self, distribution, draws):
-        self.rule = SharedNoise(distribution, draws)
-
-    def propose(self, tree, nodes, prediction, width):
-        logits = penalised(tree, nodes, prediction.logits)
-        return self.rule.propose(tree, nodes, prediction._replace(logits=logits), width)
-
-    def verify(self, tree, logits):
-        return self.rule.verify(tree, penalised(tree, tree.nodes, logits))
-
-
-def penalised(tree, nodes, logits):
-    return torch.stack([penalise(row, tree.text(node)) for row, node in zip(logits, nodes)])
-
-
-def penalise(row, text):
-    """Logits (V,) after a repetition penalty (Keskar et al. 2019, arXiv 1909.05858)."""
-    seen = torch.tensor([*{*text}], device=row.device)
-    return row.index_copy(0, seen, torch.where(row > 0, row / 1.5, row * 1.5)[seen])
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_penalty_is_a_rule_that_wraps_a_rule(pair, temperature):
+def test_the_rule_that_the_readme_shows(pair, temperature):
     """By every method the text is that of a plain loop over whole passes."""
     target, draft = pair
-    draws, text = Draws(5), [3, 1]
+    short = partial(generate, max_new_tokens=4)
+    names = dict(target=target, draft=draft, prompt=[3, 1], generate=short)
+    [block] = blocks("s2d/README.md")
+    exec(block, names)
+    draws = Draws(5)
+    text = [3, 1]
     for position in range(2, 18):
-        logits = target(torch.tensor([text], device=target.device))[0, -1]
-        p = warp(penalise(logits, text)[None], temperature)
+        logits = target(torch.tensor([text], device=target.device))[:, -1]
+        logits[0, text[-8:]] = -math.inf
+        p = warp(logits, temperature)
         text.append((p.log() + draws.noise([position], like=p)).argmax().item())
     law = dict(temperature=temperature, seed=5, max_new_tokens=16)
     assert text[2:] != generate(target, [3, 1], draft, **law).tokens
     for way in (*(dict(method=method) for method in METHODS), dict(exits=[0, 2])):
-        found = generate(target, [3, 1], draft, rule=Penalised, **way, **law)
+        found = generate(target, [3, 1], draft, rule=names["NoRepetition"], **way, **law)
         assert found.tokens == text[2:], way
         assert way.get("method") == "ar" or found.stats.accepted.total() > 0, way
 
@@ -137,7 +98,9 @@ def features(target, hidden, tokens):
 def test_a_head_on_the_targets_hidden_states(target, monkeypatch):
     """It is fitted to three texts exactly, so that whatever it drafts of them is right."""
     monkeypatch.setattr("s2d.mask.MAX_PROMPT", 5)  # one prompt is read in a pass of its own
-    prompts, rows, following = [random_tokens(i, 3 + 2 * i) for i in range(3)], [], []
+    prompts = [[*range(9, 12 + 2 * i)] for i in range(3)]
+    rows = []
+    following = []
     texts = [generate(target, prompt, method="ar", max_new_tokens=17).tokens for prompt in prompts]
     for prompt, text in zip(prompts, texts):
         tokens = torch.tensor([prompt + text], device=target.device)
@@ -262,8 +225,8 @@ class AsLast(Decoder):
 
 
 PARTS = [
-    dict(rule=checked(Penalised), tree=checked(GrowingShape(3, 3, 6))),
-    dict(rule=checked(SharedNoise), exits=[checked(OneLayer), 3], thresholds=[0.6]),
+    dict(rule=checked(SharedNoise), tree=checked(GrowingShape(3, 3, 6)), top_p=0.8),
+    dict(rule=checked(SharedNoise), exits=[checked(OneLayer), 3], thresholds=[0.6], top_k=9),
     dict(tree=checked(ByProbability()), exits=[0, 2]),
     dict(tree=checked(Learning)),
     dict(drafter=DeepFirst, draft_length=3),
@@ -273,11 +236,14 @@ PARTS = [
 
 @pytest.mark.parametrize("part", PARTS)
 def test_parts_alone_and_with_other_prompts(pair, part):
-    """One seed, one text: by ``generate``, ``start`` and ``generate_many``, and without a draft."""
+    """One seed, one text: by ``generate``, ``start`` and ``generate_many``, and without any part.
+
+    So a rule of one's own has the settings of ours.
+    """
     target, draft = pair
     prompts = [3, 1], [4, 1, 5]
-    options = dict(temperature=1.0, stop=0.0, max_new_tokens=12) | part
-    plain = options | dict(method="ar", decoder=None)
+    options = dict(temperature=0.7, stop=0.0, max_new_tokens=12) | part
+    plain = options | dict(method="ar", decoder=None, rule="noise")
     for seed, answer in enumerate(generate_many(target, prompts, draft, batch=2, **options)):
         decoder = start(target, prompts[seed], draft, seed=seed, **options)
         trees = [step.tree for step in decoder]
@@ -291,17 +257,6 @@ def test_parts_alone_and_with_other_prompts(pair, part):
             assert [node.exit_layer for node in trees[0].nodes[1:]] == [4, 1, 1]
         if "decoder" in part:
             assert [tree.depth for tree in trees[:4]] == [1, *lengths[:3]]
-
-
-def test_a_decoder_that_makes_its_own_pass_goes_with_a_single_prompt(pair):
-    class Own(Decoder):
-        def run_target(self, tree):
-            return super().run_target(tree)
-
-    target, draft = pair
-    assert len(generate(target, [3], draft, decoder=Own, max_new_tokens=9).tokens) == 9
-    many = generate_many(target, [[3]], draft, decoder=Own)
-    raises_line(next, ValueError, "a decoder that makes its own pass", many)
 
 
 def shape(widths=(2, 2, 2), **own):
@@ -321,6 +276,15 @@ def proposing(tokens, estimates, q=None):
 
 
 Q = torch.ones(1, 61) / 61
+DRAWN = dict(temperature=1.0, rule="rejection")
+
+
+def without_q(leaves):
+    """A frontier that writes into the q of the nodes that it can see."""
+    for leaf in leaves:
+        if leaf.q is not None:
+            leaf.q.zero_()
+    return leaves
 
 
 def exit_(logits=Q, confidence=0.5, **own):
@@ -328,8 +292,7 @@ def exit_(logits=Q, confidence=0.5, **own):
     said = Prediction(logits.to(DEVICE), confidence)
     ours = {"exit_layer": 1, "max_positions": 99, "__init__": lambda *models: None}
     ours |= {"keep": lambda *given: None, "predict": lambda *given: said}
-    law = dict(temperature=1.0, rule="rejection", tree=(1, 1))
-    return dict(exits=[checked(type("Own", (), ours | own))]) | law
+    return dict(exits=[checked(type("Own", (), ours | own))], tree=(1, 1)) | DRAWN
 
 
 ORDER = "nodes are sent in order, with their parents"
@@ -340,6 +303,7 @@ BROKEN = [
     (ORDER, shape(sent=lambda nodes: nodes[1:])),
     (ORDER, shape(sent=lambda nodes: [nodes[0], *nodes[2:]])),
     ("a frontier is some of the leaves", shape(frontier=lambda leaves: leaves[::-1])),
+    ("frontier changes what", DRAWN | shape((1, 1), frontier=without_q)),
     ("a width is a whole number from 1", shape(width=lambda node: 2.0)),
     ("a level has up to 8192 nodes, not 8540", shape((1,) * 4, **WIDE)),
     ("a tree grows up to 8192 nodes, not 12323", shape((1,) * 3, **WIDE)),
@@ -406,17 +370,14 @@ def test_a_prompt_that_fails_within_a_step_does_not_take_others_along():
 
 
 @pytest.mark.parametrize("method", ["ar", "s2d-tree"])
-@pytest.mark.parametrize("law", [dict(), dict(temperature=1.0), dict(decoder=RootsDecoder)])
-def test_log_probabilities_and_tokens_per_step(target, method, law):
-    """Of every emitted token, under the target alone. Steps add up to the answer."""
+@pytest.mark.parametrize("law", [dict(temperature=1.0), dict(decoder=RootsDecoder)])
+def test_logits_and_tokens_per_step(target, method, law):
+    """Before every emitted token, by the target alone. Steps add up to the answer."""
     tokens = generate(target, [3, 1], method="ar", max_new_tokens=30).tokens
     ending = random_llama(1, eos_token_ids=(tokens[11],))
     decoder = start(ending, [3, 1], ending, method=method, max_new_tokens=30, **law)
     steps = list(decoder)
     text = torch.tensor([[3, 1, *decoder.tokens]], device=target.device)
-    rows = target(text)[0, 1:-1].log_softmax(dim=-1)
-    expected = rows.gather(1, text[0, 2:, None])[:, 0].tolist()
-    found = [each for step in steps for each in log_probabilities(step)]
-    assert found == pytest.approx(expected, abs=1e-9)
+    assert (emitted_logits(steps) - target(text)[0, 1:-1]).abs().max() < 1e-9
     assert sum(decoder.stats.accept_lengths) == len(decoder.tokens)
     assert decoder.stats.mean_accepted_tokens == len(decoder.tokens) / len(steps)

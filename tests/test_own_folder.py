@@ -30,11 +30,7 @@ def folder(tmp_path_factory):
     config |= dict(bos_token_id=0, eos_token_id=EOS)
     model = random_transformers(**config).to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="60KB")
-    save_trained(folder)
-    names = dict(bos_token="<|begin|>", eos_token="<|eot|>", chat_template=BRACKETS)
-    names["tokenizer_class"] = "PreTrainedTokenizerFast"
-    (folder / "tokenizer_config.json").write_text(json.dumps(names))
-    return folder
+    return save_trained(folder, chat_template=BRACKETS)
 
 
 @pytest.fixture(scope="module")

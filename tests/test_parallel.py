@@ -1,14 +1,13 @@
 """Two processes give what one gives, and end together."""
 
-import io
-import subprocess
 import sys
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ROOT, fork, program, random_llama, random_tokens
+from helpers import fork, program, random_llama, random_tokens
 
 import run
 from s2d import load_model, start
@@ -77,18 +76,22 @@ def test_a_divided_target_has_the_logits_and_texts_of_a_whole_one(tmp_path):
     assert held == sum(p.numel() for p in whole.model.layers.parameters()) + NORMS
 
 
-def test_torchrun_prints_what_one_process_prints(monkeypatch, capsys):
+def read_and_run(typed, words):
+    sys.stdin = typed.open() if dist.get_node_local_rank() == 0 else Mock()
+    return run.main(words)
+
+
+def test_two_processes_print_what_one_prints(tmp_path, monkeypatch, capsys):
     """Rank 0 alone prints, and reads what is typed."""
-    words = "run.py --target 13b --dtype float64 --max-new-tokens 4 --interactive".split()
-    torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
-    typed = "What is the capital of Tadastan?\nAnd its main export?\n"
-    options = dict(cwd=ROOT, input=typed, capture_output=True, text=True, timeout=200)
-    two = subprocess.run([sys.executable, *torchrun, *words], **options)
-    assert two.returncode == 0, two.stderr
-    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-    assert program(run.main, *words[1:]) == 0
-    assert two.stdout == capsys.readouterr().out and two.stdout.count("\n") == 2
-    assert two.stderr.count("loading target") == 1
+    words = "--target 13b --dtype float64 --max-new-tokens 4 --interactive".split()
+    typed = tmp_path / "typed"
+    typed.write_text("What is the capital of Tadastan?\nAnd its main export?\n")
+    assert fork(tmp_path, 2, read_and_run, typed, words) == [0, 0]
+    out = (tmp_path / "out").read_text()
+    monkeypatch.setattr(sys, "stdin", typed.open())
+    assert program(run.main, *words) == 0
+    assert out == capsys.readouterr().out and out.count("\n") == 2
+    assert (tmp_path / "err").read_text().count("loading target") == 1
 
 
 @pytest.fixture

@@ -3,20 +3,11 @@
 import re
 import subprocess
 
-from helpers import ROOT, WEIGHTS, program
+from helpers import ROOT, WEIGHTS, blocks, program
 
 import run
 
 READMES = [ROOT / "README.md", ROOT / "s2d/README.md", *sorted((ROOT / "s2d").glob("*/*.md"))]
-
-
-def commands_of_ci():
-    script = (ROOT / ".ci/run").read_text()
-    function = re.search(r"^commands\(\) \{.*?^\}", script, re.DOTALL | re.MULTILINE)[0]
-    labels = re.search(r"^for label in (.*); do", script, re.MULTILINE)[1]
-    loop = f"{function}\nfor label in {labels}; do commands $label; done"
-    command = ["bash", "-euo", "pipefail", "-c", loop]
-    return subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
 
 
 def test_ci_runs_every_command_that_a_readme_shows():
@@ -26,7 +17,12 @@ def test_ci_runs_every_command_that_a_readme_shows():
         for label, lines in re.findall(block, text, re.DOTALL):
             assert label in ("run", "more", "small", "test"), f"{readme}: CI does not run\n{lines}"
             shown += re.sub(r" +#.*", "", lines.replace("\\\n", "")).splitlines()
-    commands = commands_of_ci()
+    script = (ROOT / ".ci/run").read_text()
+    function = re.search(r"^commands\(\) \{.*?^\}", script, re.DOTALL | re.MULTILINE)[0]
+    labels = re.search(r"^for label in (.*); do", script, re.MULTILINE)[1]
+    loop = f"{function}\nfor label in {labels}; do commands $label; done"
+    command = ["bash", "-euo", "pipefail", "-c", loop]
+    commands = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
     assert len(commands) == len(shown) > 20
     for command in shown:
         assert any(each.startswith(command) for each in commands), command
@@ -48,19 +44,16 @@ def test_the_output_shown_is_what_is_printed(tmp_path, monkeypatch, capsys):
     assert re.sub(measured, r"_ \1", printed) == re.sub(measured, r"_ \1", shown)
 
 
-def python_blocks(readme):
-    return re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-
-
 def test_the_python_that_is_shown_runs(capsys, monkeypatch):
-    """That of README, and the rule of one's own after it."""
-    [program], [wrapper] = map(python_blocks, (ROOT / "README.md", ROOT / "s2d/README.md"))
+    """That of README, and of the page of the options: it finds the draft, and stops."""
     monkeypatch.chdir(ROOT)
     names = {}
-    exec(compile(program, "README.md", "exec"), names)
-    exec(compile(wrapper, "README.md", "exec"), names)
-    answer, per_step = capsys.readouterr().out.splitlines()
+    for block in blocks("README.md") + blocks("s2d/cli/README.md"):
+        exec(block, names)
+    answer, per_step, *begun = capsys.readouterr().out.splitlines()
     assert answer == "The capital of Tadastan is Vorbiburg." and float(per_step) > 1
+    assert begun == ["The capital of Tadastan is ", "stop_at The capital of Tadastan is "]
+    assert names["pair"].draft_folder.path.samefile(WEIGHTS / "mini-draft")
 
 
 def test_the_house_lists_all_flat_files_and_rooms():
@@ -68,19 +61,6 @@ def test_the_house_lists_all_flat_files_and_rooms():
     files = {path.name for path in (ROOT / "s2d").glob("*.py")} - {"__init__.py"}
     rooms = {f"{path.parent.name}/" for path in (ROOT / "s2d").glob("*/__init__.py")}
     assert files | rooms <= set(re.findall(r"`([^`]+)`", text))
-
-
-def test_python_finds_the_draft_and_stops(capsys, monkeypatch):
-    """As the page of the options shows it."""
-    block, stops = python_blocks(ROOT / "s2d/cli/README.md")
-    monkeypatch.chdir(ROOT)
-    names = {}
-    exec(compile(block, "README.md", "exec"), names)
-    assert names["pair"].draft_folder.path.samefile(WEIGHTS / "mini-draft")
-    assert names["answer"].stats.sent.keys() == {2, 3}
-    exec(compile(stops, "README.md", "exec"), {})
-    begun = "The capital of Tadastan is "
-    assert capsys.readouterr().out.splitlines() == [begun, f"stop_at {begun}"]
 
 
 def test_the_pictures_are_there_and_what_is_shipped_is_small():

@@ -241,39 +241,26 @@ def test_a_mistake_gives_one_line_and_exit_code_2(line, monkeypatch, capsys):
     refuses(run.main, capsys, MISTAKES[line], "--target", "7b", *words)
 
 
-def test_what_a_program_raises_becomes_an_exit_code(monkeypatch, capsys):
-    for error, code, message in (
-        (KeyboardInterrupt(), 130, "interrupted\n"),
-        (ValueError("two\nlines"), 2, "run.py: two lines\n"),
-        (ValueError(CONTROLS), 2, f"run.py: {VISIBLE}\n"),
-        (ModuleNotFoundError("No module named 'x'"), 2, "run.py: No module named 'x'\n"),
-    ):
-        assert run_program("run.py", Mock(side_effect=error), []) == code
-        assert capsys.readouterr().err == message
-    monkeypatch.setattr("sys.stderr", None)  # 2>&-
-    assert run_program("run.py", Mock(side_effect=ValueError("x")), []) == 2
-    assert capsys.readouterr().out == ""
+def test_what_a_program_raises_becomes_a_line_or_is_a_fault_of_ours(capsys):
+    for words, shown in (("two\nlines", "two lines"), (CONTROLS, VISIBLE)):
+        assert run_program("run.py", Mock(side_effect=ValueError(words)), []) == 2
+        assert capsys.readouterr().err == f"run.py: {shown}\n"
     with pytest.raises(RuntimeError, match="a fault of ours"):
         run_program("run.py", Mock(side_effect=RuntimeError("a fault of ours")), [])
 
 
-def interrupt(monkeypatch, step):
-    """Press Ctrl-C in this step. Returns the lengths of the contexts before all steps."""
-    emit, lengths = Decoder.emit, []
+def test_a_conversation_goes_on_after_ctrl_c_and_what_it_cannot_answer(monkeypatch, capsys):
+    """A part of it is the answer so far, but not the line that is too long."""
+    emit = Decoder.emit
+    lengths = []
 
     def interrupted(self, *arguments):
         lengths.append(len(self.context))
-        if len(lengths) == step:
+        if len(lengths) == 2:
             raise KeyboardInterrupt
         return emit(self, *arguments)
 
     monkeypatch.setattr(Decoder, "emit", interrupted)
-    return lengths
-
-
-def test_a_conversation_goes_on_after_ctrl_c_and_what_it_cannot_answer(monkeypatch, capsys):
-    """A part of it is the answer so far, but not the line that is too long."""
-    lengths = interrupt(monkeypatch, step=2)
     type_in(monkeypatch, f"{EXAMPLE_PROMPT}\n{'word ' * 600}\n{EXAMPLE_QUESTION}\n".encode())
     assert program(run.main, "--target", "7b", "--interactive", "--draft-length", 3) == 0
     out, error = capsys.readouterr()

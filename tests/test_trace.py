@@ -4,12 +4,15 @@ import functools
 import importlib
 import json
 import math
+import os
 import re
+import shutil
+import subprocess
 from operator import attrgetter
+from urllib.parse import unquote
 
 import pytest
 import torch
-from browser import browse
 from definition import logits_after
 from helpers import WEIGHTS, program
 
@@ -168,6 +171,37 @@ def test_the_page_names_functions_that_exist():
     for function, file in named:
         module = importlib.import_module(file.replace("/", "."))
         assert callable(attrgetter(function)(module))
+
+
+CHROMIUM = "chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic"
+CHROMIUM += " --no-first-run --disable-background-networking --disable-component-update --dump-dom"
+NO_CHROMIUM = "there is no Chromium here: apt-get install chromium"
+# Put before the page's own script.
+BEFORE = """<script>
+const wrong = [], all = (selector, root = document) => [...root.querySelectorAll(selector)];
+const texts = (selector) => all(selector).map((each) => each.textContent);
+const lit = (selector) => all(selector).flatMap((each, i) => each.matches(".lit") ? [i] : []);
+onerror = (message) => wrong.push(message);
+document.onsecuritypolicyviolation = (event) => wrong.push(event.blockedURI);
+</script><title>"""
+
+
+def browse(file, script):
+    """What ``script`` returns at the end of the page ``file``, on which nothing goes wrong."""
+    if not shutil.which("chromium"):
+        if os.environ.get("TEST_TOOLS") == "required":
+            pytest.fail(NO_CHROMIUM, pytrace=False)
+        pytest.skip(NO_CHROMIUM)
+    page = file.with_name(f"{file.stem} watched.html")
+    after = f"""<script>document.documentElement.textContent =
+        "@" + encodeURIComponent(JSON.stringify([(() => {{{script}}})(), wrong])) + "@"</script>"""
+    page.write_text(file.read_text("utf-8").replace("<title>", BEFORE, 1) + after, "utf-8")
+    profile = f"--user-data-dir={file.with_name('profile')}"
+    command = [*CHROMIUM.split(), profile, page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    result, wrong = json.loads(unquote(shown.split("@")[1]))
+    assert wrong == []
+    return result
 
 
 ALL_STEPS = """const column = (head, i) => [head.textContent,

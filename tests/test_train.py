@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shutil
 import zlib
 from dataclasses import replace
@@ -14,12 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from helpers import ROOT, WEIGHTS, change_json, fork, program, raises_line, random_llama, refuses
+from helpers import WEIGHTS, blocks, change_json, fork, program, raises_line, random_llama, refuses
 
 from s2d import Tokenizer, load_model
 from s2d.checkpoint.files import taken
 from s2d.checkpoint.load import save_model
-from s2d.pair.settings import plain
 from s2d.passes.tensor_parallel import join_processes
 from s2d.soft import exit_states, soft_losses
 from s2d.train import __main__ as train
@@ -64,7 +62,9 @@ def losses_of(out, model=None, stop_after=None, rows=ROWS, labels=LABELS, **chan
 
 def test_the_loop_beside_a_plain_one(tmp_path):
     """AdamW, warm-up and cosine, clipping, an order of rows per epoch, the mean over all labels."""
-    plain, trained, expected = student(), student(), []
+    plain = student()
+    trained = student()
+    expected = []
     orders = [torch.arange(24), torch.randperm(24, generator=seeded(0))]
     decay, rest = ([p for p in plain.parameters() if (p.dim() > 1) == d] for d in (True, False))
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0}]
@@ -132,24 +132,6 @@ def test_resumed_is_as_uninterrupted(tmp_path, monkeypatch, stop_after, make):
     message = f"the loss of step {stop_after + 1} is not finite; try a lower --lr"
     refused(message, run.out, make(rms_norm_eps=math.nan))
     assert len(torch.load(run.unfinished)[0]["log"]) == stop_after
-
-
-def test_functions_are_told_from_others_in_a_later_run(tmp_path, monkeypatch):
-    """A partial by its arguments, a closure by what it holds, a lambda by its line."""
-
-    def make(scale):
-        def loss(*inputs):
-            return scale * soft_losses(*inputs)
-
-        return loss
-
-    some = make(1), make(2), partial(make, 1), partial(make, 2), partial(make, scale=2)
-    assert len({*map(plain, some)}) == 5 and plain(make(2)) in map(plain, some)
-    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)
-    losses_of(tmp_path / "a", stop_after=1, loss=partial(make(1)))
-    other = partial(losses_of, tmp_path / "a", loss=lambda *inputs: soft_losses(*inputs))
-    raises_line(other, ValueError, "was begun with another loss")
-    losses_of(tmp_path / "a", loss=partial(make(1)))
 
 
 def test_two_processes_give_the_losses_of_one(tmp_path):
@@ -253,8 +235,6 @@ MISTAKES = """
 --length 65 | context of 64 tokens; give --length 64
 --out TMP/base | base is there already
 --out TMP/held | held is being written by another program
---out TMP/LONG | cannot be written: File name too long
---out TMP/link/draft | link/draft cannot be written: File exists
 --out /proc/draft | /proc/draft cannot be written
 --out TMP/cut | is no checkpoint, or is damaged
 """
@@ -266,25 +246,22 @@ def test_user_errors(tiny, tmp_path, capsys):
     (tmp_path / "few.json").write_text(json.dumps(record("x", "Yes. " * 9)))
     (tmp_path / "lists.jsonl").write_text('[{"role": "user"}]\n[]')
     (tmp_path / "cut.checkpoint").write_text("")
-    (tmp_path / "link").symlink_to("nowhere")
     save_model(random_llama(0), tmp_path / "other")
     for line in MISTAKES.strip().split("\n"):
         whole = f"{SOFT} --millions 0.01 {line}".replace("TMP", str(tmp_path))
-        arguments, message = whole.replace("LONG", "long" * 60).split(" | ")
+        arguments, message = whole.split(" | ")
         with taken(tmp_path / "held"):
             refuses(train.main, capsys, message, *arguments.split())
     assert not [*tmp_path.glob("draft*"), *tmp_path.glob(".*")]
 
 
 def test_rows_are_dialogues_end_to_end():
-    """The example of the docstring; a row without a label is left out. What would fit is said."""
+    """The example of the docstring; a row without a label is left out."""
     rounds = [([1, 2], [3, 4]), ([5], [6, 7]), ([8, 9, 8, 9], [1])]
     tokens, labels = data.make_rows([rounds], batch=1, length=3, millions=0.3)
     assert tokens.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert labels.tolist() == [[-100, 3, 4], [-100, 6, 7]]
     assert len(data.make_rows([rounds], batch=1, length=3, millions=1e-9)[0]) == 1
-    few = "there are 2 rows of 3 tokens, and a batch has 3; give more text, or a smaller --batch or"
-    raises_line(data.make_rows, ValueError, few, [rounds], batch=3, length=3)
 
 
 def test_a_label_ends_where_an_answer_does(tiny, tmp_path, monkeypatch, capsys):
@@ -312,10 +289,9 @@ def test_a_label_ends_where_an_answer_does(tiny, tmp_path, monkeypatch, capsys):
 
 def test_the_python_that_is_shown(tmp_path, monkeypatch):
     """Both drafts are written; smaller than shown."""
-    text = (ROOT / "s2d/train/README.md").read_text()
     monkeypatch.chdir(tmp_path)
-    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(block.replace("millions=0.5", "millions=0.005"), "README.md", "exec"), {})
+    for block in blocks("s2d/train/README.md"):
+        exec(block.replace("millions=0.5", "millions=0.005"), {})
     names = load_model("draft").drafting, load_model("own-draft").drafting
     assert [each["exits"] for each in names] == [(2, 3, 4)] * 2 and "thresholds" in names[1]
 
@@ -370,7 +346,9 @@ def test_records_are_learnt_or_counted(tokenizer, tmp_path, capsys):
 
 def test_each_turn_is_encoded_once(tokenizer, monkeypatch):
     """So the time grows with the turns. Not where a token goes on after an answer's end."""
-    encode, sizes, sums = tokenizer.encode_rendered, [], []
+    encode = tokenizer.encode_rendered
+    sizes = []
+    sums = []
     counted = lambda text: sizes.append(len(text)) or encode(text)  # noqa: E731
     monkeypatch.setattr(tokenizer, "encode_rendered", counted)
     for turns in (10, 40):

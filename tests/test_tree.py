@@ -25,7 +25,8 @@ def test_no_child_is_sent_without_its_parent():
 @pytest.mark.parametrize("seed", range(8))
 def test_every_part_of_context_and_tree_against_cache_free_passes(seed):
     """From every position on, after a cache of what is before it; chains as well as trees."""
-    rng, model = random.Random(seed), random_llama(seed, num_key_value_heads=(1, 2, 4)[seed % 3])
+    rng = random.Random(seed)
+    model = random_llama(seed, num_key_value_heads=(1, 2, 4)[seed % 3])
     tree = Tree(random_tokens(seed, rng.randrange(1, 7)), GrowingShape(1, 1, 1))
     for _ in range(rng.randrange(10)):
         parent = rng.choice(tree.nodes) if seed % 4 else tree.nodes[-1]

@@ -1,7 +1,6 @@
 """What tests of tokenizers share: folders with one, and texts that are hard to cut."""
 
 import json
-import random
 import shutil
 
 import tokenizers
@@ -12,8 +11,6 @@ from s2d.checkpoint.chat import VICUNA_SYSTEM
 TEXTS = ["Hello world", "  two  spaces ", "Die Königin hört 123 Vögel."]
 TEXTS += ["line\nbreak\ttab", "日本語 🙂 ¿qué?", "a</b>c"]
 SAID = ["  Hi there, 12345 \n", "Hello! 日本 naïve", "And you? <|eot|>", "skip me", "Bye"]
-ODD = [" ", "  ", "\n", "\r\n", "\t", "\u3000", "\x1c", "\x00", "▁", "a", "Hi", "word", " the"]
-ODD += ["ing", "日", "é", "\u0301", "🙂", "<0x0A>", "<", "|>", "'s", "123", "</", "s>"]
 BRACKETS = """{% for m in messages %}{% if m['role'] == 'user' -%}
 {{ bos_token }}[INST] {{ m['content'] }} [/INST]{% else %} {{ m['content'] }} {{ eos_token }}
 {%- endif %}{% endfor %}"""
@@ -21,35 +18,6 @@ CHATML = """{% for m in messages %}<|im_start|>{{ m['role'] }}
 {{ m['content'] }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-THINK = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"  # as Qwen3's
-
-
-def messages(said):
-    """A dialogue as transformers takes it: texts, user and assistant in turn."""
-    roles = ("user", "assistant") * len(said)
-    return [{"role": role, "content": text} for role, text in zip(roles, said)]
-
-
-def odd_texts(names):
-    """Random texts of what is hard to cut, the ``names`` of special tokens among it."""
-    rng, parts = random.Random(0), [*ODD, *names]
-    return ["".join(rng.choices(parts, k=rng.randrange(1, 12))) for _ in range(300)]
-
-
-def in_groups(ids, rng):
-    """A list in parts of one to three."""
-    while ids:
-        size = rng.randrange(1, 4)
-        yield ids[:size]
-        ids = ids[size:]
-
-
-def assert_agree(ours, theirs, texts):
-    """Ids and texts back are those of transformers."""
-    for text in texts:
-        ids = ours.encode(text)
-        assert ids == theirs(text).input_ids, text
-        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
 
 
 def save_trained(folder, more=(), **changes):
@@ -86,9 +54,3 @@ def sentencepiece_folder(folder, changes, **files):
     for name, content in {"tokenizer_config": config | changes, **files}.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
-
-
-def added(text, **flags):
-    """A token as tokenizer_config.json writes it."""
-    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return plain | {"content": text, "special": True} | flags
