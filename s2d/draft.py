@@ -13,7 +13,7 @@ from .mask import unread
 from .model import Llama, move_up, with_room
 from .options import Options
 from .rules import Prediction, Rule
-from .sampling import NOT_FINITE, warp
+from .sampling import NOT_FINITE, Distribution
 from .stats import Step
 from .tree import Node, Tree
 
@@ -69,7 +69,7 @@ class LayerExit:
         logits = self.model.logits(hidden)  # (R, V)
         # At temperature 1, so that thresholds mean the same at any temperature. If the exit is sure
         # about one node, that is enough for all. So it is in the authors' code.
-        return Prediction(logits, warp(logits, temperature=1.0).max(), hidden)
+        return Prediction(logits, Distribution(temperature=1.0)(logits).max(), hidden)
 
     def catch_up(self, tree: Tree, nodes: list[Node]) -> None:
         """Run the segment on all that it has not read, ``nodes`` last; the previous one first."""

@@ -26,12 +26,9 @@ class Exit:
     def catch_up(self, text: list[int]) -> None:
         """Run the layers on the tokens of ``text`` that they have not read."""
         read = self.cache.length
-        if read == len(text):
-            return  # a later exit asks for what this one has just read
         if self.previous is None:
             new = self.draft.embed(torch.tensor([text[read:]]))  # (1, T, hidden)
-        else:
-            self.previous.catch_up(text)
+        else:  # the previous exit has just read the text
             new = self.previous.hidden[:, read:]
         new = self.draft.run_layers(new, self.first, self.layer, cache=self.cache)
         self.hidden = torch.cat((self.hidden[:, :read], new), dim=1)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .devices import to_device
-from .sampling import NO_TOKEN, NOT_FINITE, Distribution, Draws, warp
+from .sampling import NO_TOKEN, NOT_FINITE, Distribution, Draws
 from .tree import Node, Tree
 
 
@@ -111,7 +111,7 @@ class Greedy:
     def propose(
         self, tree: Tree, nodes: list[Node], prediction: Prediction, width: int
     ) -> Proposal:
-        return best_children(warp(prediction.logits, temperature=1.0), width)
+        return best_children(Distribution(temperature=1.0)(prediction.logits), width)
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[Node], int]:
         return follow(tree, logits)

@@ -14,7 +14,8 @@ MAX_ROWS = 64  # of noise that are kept
 NOT_FINITE = "the logits are not finite: damaged weights, overflow, or a rule that allows nothing"
 
 
-def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0) -> Tensor:
+@dataclass(frozen=True)
+class Distribution:
     """Logits (..., V) -> probabilities (..., V) after temperature, top-k, then top-p.
 
     At temperature 0 the first of the largest logits has all the probability. A row without a finite
@@ -23,36 +24,30 @@ def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0)
     smallest set of most probable tokens whose probabilities, among what top-k left, sum to
     ``top_p`` or more (Holtzman et al. 2020, arXiv 1904.09751, section 3.1).
     """
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()
-    if temperature == 0:
-        best, tokens = logits.max(dim=-1, keepdim=True)
-        return torch.zeros_like(logits).scatter(-1, tokens, best - best + 1.0)  # 1, or NaN
-    if 0 < top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    if temperature != 1.0:
-        logits = logits / temperature
-    probs = torch.softmax(logits, dim=-1)
-    if top_p < 1.0:
-        sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
-        mass_before = sorted_probs.cumsum(dim=-1) - sorted_probs
-        kept = sorted_probs.masked_fill(mass_before >= top_p, 0.0)
-        probs = torch.zeros_like(probs).scatter(-1, order, kept)
-        probs = probs / probs.sum(dim=-1, keepdim=True)
-    return probs
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """What tokens are drawn from: logits (..., V) -> probabilities (..., V), by ``warp``."""
 
     temperature: float
     top_p: float = 1.0
     top_k: int = 0
 
     def __call__(self, logits: Tensor) -> Tensor:
-        return warp(logits, self.temperature, self.top_p, self.top_k)
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        if self.temperature == 0:
+            best, tokens = logits.max(dim=-1, keepdim=True)
+            return torch.zeros_like(logits).scatter(-1, tokens, best - best + 1.0)  # 1, or NaN
+        if 0 < self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k).values[..., -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        if self.temperature != 1.0:
+            logits = logits / self.temperature
+        probs = torch.softmax(logits, dim=-1)
+        if self.top_p < 1.0:
+            sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
+            mass_before = sorted_probs.cumsum(dim=-1) - sorted_probs
+            kept = sorted_probs.masked_fill(mass_before >= self.top_p, 0.0)
+            probs = torch.zeros_like(probs).scatter(-1, order, kept)
+            probs = probs / probs.sum(dim=-1, keepdim=True)
+        return probs
 
 
 class Draws:

@@ -23,7 +23,7 @@ from s2d.mcsd.decision import with_decision
 from s2d.mcsd.roots import RootsDecoder
 from s2d.ngram.datastore import Datastore, reading
 from s2d.proof import Law, law, text_law
-from s2d.sampling import Draws, warp
+from s2d.sampling import Distribution, Draws
 from s2d.tree import TARGET, GrowingShape
 
 SHAPES = [(1, 1, 1, 1), (3, 1, 1), (2, 2, 1), (1, 3)]
@@ -127,7 +127,7 @@ PROMPT = [1, 0, 1, 1]
 def own_law(target, length, **law):
     """The target's own, alone."""
     after = definition.logits_after
-    return text_law(lambda text: warp(after(target, [*PROMPT, *text]), **law), length)
+    return text_law(lambda text: Distribution(**law)(after(target, [*PROMPT, *text])), length)
 
 
 @pytest.mark.parametrize(("options", "size", "draft_size"), REJECTION)

@@ -16,7 +16,7 @@ from s2d.mcsd.roots import RootsDecoder
 from s2d.options import METHODS
 from s2d.proof import checked
 from s2d.rules import Greedy, Rejection, SharedNoise
-from s2d.sampling import warp
+from s2d.sampling import Distribution
 from s2d.tree import FixedShape, GrowingShape
 
 OWN = dict(exits=[4], max_new_tokens=40)
@@ -45,7 +45,7 @@ def test_the_rule_that_the_readme_shows(pair, temperature):
     for position in range(2, 18):
         logits = target(torch.tensor([text], device=target.device))[:, -1]
         logits[0, text[-8:]] = -math.inf
-        p = warp(logits, temperature)
+        p = Distribution(temperature)(logits)
         text.append((p.log() + draws.noise([position], like=p)).argmax().item())
     law = dict(temperature=temperature, seed=5, max_new_tokens=16)
     assert text[2:] != generate(target, [3, 1], draft, **law).tokens

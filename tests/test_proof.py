@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from s2d.proof import Law, TableModel, law, lossless, measure, text_law
 from s2d.proof.lossless import RULES, Mistaken
 from s2d.rules import Rejection, residual
-from s2d.sampling import Draws, warp
+from s2d.sampling import Distribution, Draws
 from s2d.tree import GrowingShape
 
 P = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
@@ -225,7 +225,7 @@ def test_a_whole_generate_of_transformers():
 
     @torch.no_grad()
     def alone(text):
-        return warp(target(torch.tensor([[1, 2, *text]])).logits[0, -1], temperature=0.7)
+        return Distribution(0.7)(target(torch.tensor([[1, 2, *text]])).logits[0, -1])
 
     found = law(whole)
     assert found.enumerated and found.distance(text_law(alone, 2)) < 1e-6

@@ -10,11 +10,11 @@ import torch
 from transformers.generation import logits_process
 
 from s2d.proof import law
-from s2d.sampling import Draws, warp
+from s2d.sampling import Distribution, Draws
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_warp_keeps_what_transformers_keeps(ties):
+def test_a_distribution_keeps_what_transformers_keeps(ties):
     """Top-k before top-p, whose part is of what top-k left; of equal logits top-k keeps all."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(50, 40, dtype=torch.float64, generator=generator)
@@ -24,7 +24,7 @@ def test_warp_keeps_what_transformers_keeps(ties):
         expected = logits
         for name, value in (("Temperature", temperature), ("TopK", top_k), ("TopP", top_p)):
             expected = getattr(logits_process, f"{name}LogitsWarper")(value)(None, expected)
-        found = warp(logits, temperature, top_p, top_k)
+        found = Distribution(temperature, top_p, top_k)(logits)
         torch.testing.assert_close(found, torch.softmax(expected, dim=-1))
         several += ((found > 0).sum(dim=-1) > top_k).sum().item()
     assert (several > 0) == ties
@@ -80,6 +80,7 @@ def test_every_bit_of_a_seed_counts():
 def test_half_precision_logits_are_warped_in_float32(dtype):
     """Probabilities and their sums in half precision would lose most of a nucleus."""
     logits = torch.randn(4, 3000, generator=torch.Generator().manual_seed(0)).to(dtype)
-    found = warp(logits, 0.7, 0.9)
+    distribution = Distribution(0.7, 0.9)
+    found = distribution(logits)
     assert found.dtype == torch.float32
-    assert torch.equal(found, warp(logits.float(), 0.7, 0.9))
+    assert torch.equal(found, distribution(logits.float()))

@@ -23,7 +23,7 @@ from s2d.mcsd.decision import load_decision, with_decision
 from s2d.mcsd.roots import RootsDecoder
 from s2d.pair.settings import describe
 from s2d.rules import SharedNoise
-from s2d.sampling import Draws, warp
+from s2d.sampling import Draws
 from s2d.trace.colors import COLORS, color_exits
 from s2d.trace.page import FOLDER, write_page
 from s2d.trace.record import Recorder
@@ -107,7 +107,7 @@ def test_a_record_is_what_happened(case, known):
         for node in tree.nodes:
             asked = shown["asked"].get(str(node.depth), [[TARGET, 1.0]])
             assert asked[-1][0] == node.exit_layer
-        rows = warp(step.logits, options.temperature, top_k=options.top_k)
+        rows = options.distribution(step.logits)
         p = dict(zip(tree.nodes, rows))
         given = [p[node.parent][node.token].item() for node in tree.nodes[1:]]
         assert shown["nodes"]["p"][1:] == close(given)

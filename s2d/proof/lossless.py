@@ -15,7 +15,7 @@ from ..draft import SortedDraft
 from ..generation import decide, make_rule
 from ..options import make_shape
 from ..rules import Prediction, Proposal, Rejection, Rule, SharedNoise, best_children, residual
-from ..sampling import Distribution, Draws, warp
+from ..sampling import Distribution, Draws
 from ..tree import Node, Shape, Tree
 from .forks import law
 from .models import TableModel, text_law
@@ -94,7 +94,7 @@ class Mistaken(Rejection):
         if self.mistake == "not sent":
             estimates = estimates.where(estimates > 0.3, 0.0)
         if self.mistake == "T = 1":
-            q = warp(said.logits, temperature=1.0)
+            q = Distribution(temperature=1.0)(said.logits)
         return Proposal(tokens, estimates, q)
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[Node], int]:

@@ -6,6 +6,7 @@ exits and around the rule's draws write down. Recording changes no answer.
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ..decoder import Decoder
 from ..draft import Exit
 from ..pair.settings import describe
 from ..rules import Prediction, Rejection, SharedNoise, test_children
-from ..sampling import Draws, warp
+from ..sampling import Distribution, Draws
 from ..stats import Step
 from ..tree import TARGET, Node, Tree
 
@@ -36,7 +37,8 @@ class RecordedExit:
     def predict(self, tree: Tree, nodes: list[Node]) -> Prediction:
         prediction = self.exit.predict(tree, nodes)
         self.recorder.asked[tree.depth + 1].append((self.exit_layer, short(prediction.confidence)))
-        for node, row in zip(nodes, warp(prediction.logits, temperature=1.0)):
+        probs = Distribution(temperature=1.0)(prediction.logits)
+        for node, row in zip(nodes, probs):
             self.recorder.said[node].append((self.exit_layer, row))
         return prediction
 
@@ -77,7 +79,8 @@ class Recorder:
         """Record a Step that was just made."""
         tree = step.tree
         options = self.decoder.options
-        rows = warp(step.logits, options.temperature or 1.0, options.top_p, options.top_k)
+        shown = replace(options.distribution, temperature=options.temperature or 1.0)
+        rows = shown(step.logits)
         p = dict(zip(tree.nodes, rows))  # (V,) by node: the target's
         path = [tree.root, *step.accepted]
         number = {node: i for i, node in enumerate(tree.nodes)}
