@@ -7,9 +7,11 @@ import pytest
 from helpers import drawn_options, nearly_equal, raises_line, random_tokens
 
 from s2d import generate, generate_many
+from s2d.decoder import Decoder
 from s2d.generation import decide
 from s2d.model import Llama
 from s2d.passes.batch import decode_many
+from s2d.stats import Generation
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,28 @@ def test_caches_are_those_of_a_batch_and_no_more(models, monkeypatch):
     held = list(generate_many(target, prompts, draft, batch=3, **options))
     assert len(held) == 12 and len(made) == 4 * 12  # the target's, and one for each exit
     assert max(alive) == 4 * 3 and not any(each() for each in made)
+    made.clear()
+    alive.clear()
+    decided = decide(draft, decoder=FailsAfterAPrompt, **options)
+    held = list(decode_many(target, [[5], *prompts[1:]], draft, decided, batch=3))
+    assert [*map(type, held)] == [Generation, *[ValueError] * 11] and max(alive) == 4 * 3
+
+
+class FailsAfterAPrompt(Decoder):
+    """Its steps fail, unless the prompt is a single token."""
+
+    def emit(self, accepted, tokens):
+        if self.prompt_length > 1:
+            raise ValueError("it fails")
+        return super().emit(accepted, tokens)
+
+
+def test_an_answers_time_is_not_that_of_who_asks(models, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    for answer in generate_many(models[0], [[1]] * 3, method="ar", batch=1, max_new_tokens=2):
+        assert answer.stats.seconds == 0.0
+        clock[0] += 1.0
 
 
 def test_a_prompt_that_cannot_be_run_is_named_and_the_others_run(models):

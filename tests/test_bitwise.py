@@ -1,4 +1,4 @@
-"""Passes of one form: tokens and logits are those of plain decoding, bit for bit."""
+"""Passes of one size: tokens and logits are those of plain decoding, bit for bit."""
 
 import pytest
 import torch

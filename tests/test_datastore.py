@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from s2d import generate
 from s2d.checkpoint.config import read_folder
-from s2d.ngram.datastore import load_datastore, reading, save_datastore
+from s2d.ngram.datastore import Datastore, load_datastore, reading, save_datastore
 from s2d.pair.names import find_datastore
 from s2d.train import __main__ as train
 
@@ -64,3 +64,5 @@ def test_a_text_that_is_in_it_is_drafted(tmp_path, mini, tokenizer):
         found = generate(target, prompt, exits=[exit_0], max_new_tokens=48)
         steps.append(found.stats.steps)
     assert steps[1] < 0.7 * steps[0]
+    large = dict(exits=[reading(Datastore([10**6], end=[]))])
+    raises_line(generate, ValueError, "has the token 1000000", target, prompt, **large)

@@ -134,6 +134,24 @@ def test_resumed_is_as_uninterrupted(tmp_path, monkeypatch, stop_after, make):
     assert len(torch.load(run.unfinished)[0]["log"]) == stop_after
 
 
+def test_functions_are_told_from_others_in_a_later_run(tmp_path, monkeypatch, capsys):
+    """A partial by its arguments, a closure by what it holds. A lambda is always another one."""
+
+    def make(scale):
+        def loss(*inputs):
+            return scale * soft_losses(*inputs)
+
+        return loss
+
+    some = make(1), make(2), partial(make, 1), partial(make, 2), partial(make, scale=2)
+    assert len({*map(fit.describe, some)}) == 5 and fit.describe(make(2)) in map(fit.describe, some)
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)
+    begin = partial(losses_of, tmp_path / "a", loss=partial(lambda *inputs: soft_losses(*inputs)))
+    begin(stop_after=1)
+    assert "the loss has no name of its own" in capsys.readouterr().err
+    raises_line(begin, ValueError, "was begun with another loss")
+
+
 def test_two_processes_give_the_losses_of_one(tmp_path):
     """In micro-batches; resumed, by one process, too; each rank holds half of the weights."""
     model = tied()

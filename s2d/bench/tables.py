@@ -56,7 +56,7 @@ class Comparison:
         """{lossless method: where its answers differ from those of the ``expected`` one}.
 
         Above T = 0 rejection sampling draws another text than others, and is left out. What is
-        lossless bit for bit is compared with the target alone in the same form, if that is there.
+        lossless bit for bit is compared with the target alone in the same way, if that is there.
         """
         rows = by_method(self.records)
         alone = {each.decoder: name for name, each in self.options.items() if each.method == "ar"}

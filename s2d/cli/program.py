@@ -97,7 +97,7 @@ def add_drafting_options(parser: Any) -> None:
     add("--stop", type=float, metavar="P", help=words)
     words = "rejection sampling, as in the papers (shared noise)"
     add("--rejection", dest="rule", action="store_const", const="rejection", help=words)
-    words = "every pass of the target in one form: equal to ar --bitwise in any dtype, bit for bit"
+    words = "every pass of the target in one size: equal to ar --bitwise in any dtype, bit for bit"
     add("--bitwise", action="store_true", default=None, help=words)
     add("--init", choices=("draft", "target"), help="what proposes the first level (draft)")
     add("--decision", type=file_name, metavar="FILE", help="a model of where drafting stops (none)")

@@ -111,7 +111,7 @@ def compare_speed(pair: Pair, prompt: list[int], answer: Generation) -> str:
 
 
 def is_bitwise(options: Options) -> bool:
-    """Whether all passes have one form (passes/bitwise.py)."""
+    """Whether all passes have one size (passes/bitwise.py)."""
     return getattr(options.decoder, "is_bitwise", False)
 
 

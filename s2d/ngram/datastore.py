@@ -34,19 +34,28 @@ def load_datastore(path: Path | str, config: LlamaConfig) -> "Datastore":
         raise ValueError(f"no datastore at {path}, but a file without ids called tokens")
     try:
         datastore = Datastore(tokens.numpy(), config.eos_token_ids)
+        check_datastore(datastore, config.vocab_size)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
-    if datastore.largest >= config.vocab_size:
-        words = f"the token {datastore.largest}, and the target has tokens 0 to"
-        raise ValueError(f"{path}: the datastore has {words} {config.vocab_size - 1}")
     return datastore
 
 
+def check_datastore(datastore: "Datastore", vocab_size: int) -> None:
+    """Raise ValueError for a datastore that has tokens beyond a vocabulary."""
+    if datastore.largest >= vocab_size:
+        words = f"the token {datastore.largest}, and the target has tokens 0 to {vocab_size - 1}"
+        raise ValueError(f"the datastore has {words}")
+
+
 def reading(datastore: "Datastore") -> type[TableExit]:
-    """Exit 0 that knows a ``datastore``: ``generate(..., exits=[reading(store)])``."""
+    """Exit 0 that knows a ``datastore``, as it is given: ``generate(..., exits=[reading(store)])``.
+
+    ValueError, when it is made, if the target's vocabulary has not all tokens of the datastore.
+    """
 
     class ReadingExit(TableExit):
         def __init__(self, target: Llama, draft: Llama | None = None) -> None:
+            check_datastore(datastore, target.config.vocab_size)
             super().__init__(target, draft)
             self.tables.append(datastore)
 

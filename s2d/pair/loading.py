@@ -75,7 +75,7 @@ def choose_pair(
         decision: the file of a decision model (mcsd/decision.py).
         datastore: the file of a datastore for exit 0, by default the one next to the target. Exit 0
             drafts alone if a datastore is given, and neither a draft nor exits are.
-        bitwise: whether all passes have one form (passes/bitwise.py); drafts are chains then.
+        bitwise: whether all passes have one size (passes/bitwise.py); drafts are chains then.
     """
     expect(init in ("draft", "target"), "init: expected 'draft' or 'target'", init)
     options = {name: value for name, value in options.items() if value is not None}

@@ -1,9 +1,8 @@
-"""Settings in words: for JSON, and to tell one training from another."""
+"""Settings in words, for JSON."""
 
 import json
 import re
 from dataclasses import asdict
-from functools import partial
 from types import CellType, FunctionType
 from typing import Any
 
@@ -27,9 +26,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, type):
         return value.exit_layer if issubclass(value, TableExit) else value.__qualname__
     text, held = repr(value), None
-    if isinstance(value, partial):
-        text, held = f"partial of {plain(value.func)}", [*value.args, *value.keywords.items()]
-    elif isinstance(value, FunctionType):
+    if isinstance(value, FunctionType):
         text = f"{value.__qualname__} in line {value.__code__.co_firstlineno}"
         filled = [cell for cell in value.__closure__ or () if cell != CellType()]
         held = [*(cell.cell_contents for cell in filled), *(value.__defaults__ or ())]

@@ -1,1 +1,1 @@
-"""How passes are made: for many prompts, by several processes, all of one form."""
+"""How passes are made: for many prompts, by several processes, all of one size."""

@@ -7,7 +7,7 @@ every weight once. Only attention is computed per prompt, on its own KV cache an
 import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
-from itertools import chain, count, repeat
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -53,48 +53,60 @@ def decode_many(
     expect(isinstance(batch, int) and batch > 0, "batch: expected a whole number from 1", batch)
     seeded = (replace(options, seed=seed) for seed in count(options.seed))
     begun = (decode_one(target, prompt, draft, own) for prompt, own in zip(prompts, seeded))
-    waiting = zip(count(), begun, repeat(None))  # number, ``decode_one``, what it is sent next
-    active: list[tuple[int, Generator, Output]] = []
+    waiting = enumerate(begun)
+    active: list[tuple[int, Generator]] = []
     results: dict[int, Generation | ValueError] = {}
     turn = 0  # the number of the answer that is yielded next
     while True:
-        asked: list[tuple[int, Generator, Asked]] = []
-        for number, prompt, output in chain(active, waiting):
+        while turn in results:  # between two steps: no answer's clock runs
+            yield results.pop(turn)
+            turn += 1
+        asked: list[Asked] = []
+        taking_part = []
+        for number, prompt in chain(active, waiting):
             try:
-                asked.append((number, prompt, prompt.send(output)))
+                asked.append(next(prompt))
+                taking_part.append((number, prompt))
             except StopIteration as end:
                 results[number] = end.value
             if len(asked) == batch:
                 break
-        while turn in results:
-            yield results.pop(turn)
-            turn += 1
-        if not asked:
+        active = []
+        if not asked and turn not in results:
             return
-        outputs = run_together(target, [each for _, _, each in asked])
-        active = [(number, prompt, each) for (number, prompt, _), each in zip(asked, outputs)]
+        outputs = run_together(target, asked) if asked else []
+        del asked  # or it keeps the caches of answers that end now
+        for (number, prompt), output in zip(taking_part, outputs):
+            try:
+                prompt.send(output)
+                active.append((number, prompt))
+            except StopIteration as end:
+                results[number] = end.value
 
 
 @torch.inference_mode()
 def decode_one(
     target: Llama, prompt: Ids, draft: Llama | None, options: Options
-) -> Generator[Asked, Output, Generation | ValueError]:
-    """``Decoder.decode`` of one prompt, which yields its tree where others share the pass.
+) -> Generator[Asked | None, Output | None, Generation | ValueError]:
+    """``Decoder.decode`` of one prompt, for a pass that others share.
 
-    Returns the answer, or the ValueError of a prompt that cannot be run; the others go on.
+    A step yields twice: the Decoder and its tree, for which it is sent what the pass gives; and
+    None when it ends. Returns the answer, or the ValueError of a prompt that cannot be run.
     """
     try:
         decoder = make_decoder(target, prompt, draft, options)
         if type(decoder).run_target is not Decoder.run_target:
             raise ValueError("a decoder that makes its own pass goes with a single prompt")
-        while not decoder.ended:
+        while True:
             began = time.perf_counter()
             tree = decoder.draft()
             hidden, logits = yield decoder, tree
             decoder.finish(tree, hidden, logits, began)
-        return decoder.result()
+            if decoder.ended:
+                return decoder.result()
+            yield None
     except ValueError as error:
-        return error
+        return error.with_traceback(None)  # which would keep the caches
 
 
 @torch.inference_mode()

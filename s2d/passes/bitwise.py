@@ -11,7 +11,7 @@ summed in another order. So here,
    those that are not written yet are zeros, and masked;
 3. the prompt but its last token is read before the first step, in a pass of its own.
 
-Plain decoding (``method="ar"``) in the same form, with the same ``max_new_tokens``, is what all
+Plain decoding (``method="ar"``) in the same way, with the same ``max_new_tokens``, is what all
 methods equal. It costs attention to keys that are not there yet, and rows that stand for nothing.
 A tree has other sums: a node's ancestors do not lie side by side. So only chains are drafted.
 

@@ -9,8 +9,10 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -25,7 +27,6 @@ from ..checkpoint.files import staged
 from ..checkpoint.load import is_fast
 from ..checkpoint.notices import PROGRESS_SECONDS, tell
 from ..model import Llama
-from ..pair.settings import plain
 from ..passes.tensor_parallel import from_rank_0
 from ..soft import soft_losses
 
@@ -127,7 +128,7 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     The losses are yielded, and written to ``run.losses`` after the last step, without the weights.
     If there is a checkpoint, the training goes on from it, as if it had not been interrupted.
     Raises ValueError if a loss is not finite, or if the checkpoint is of a training with other
-    settings; functions are compared by ``pair.settings.plain``.
+    settings; functions are compared by ``describe``.
     """
     tokens, labels = rows
     exits = recipe.exits
@@ -143,7 +144,10 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     settings = vars(replace(recipe, micro_batch=1)) | {"seed": run.seed}
     settings["content of the data"] = zlib.crc32(labels.numpy(), zlib.crc32(tokens.numpy()))
     for name in ("loss", "schedule", "make_optimizer"):
-        settings[name] = plain(settings[name])
+        settings[name] = describe(settings[name])
+        if any(sign in settings[name] for sign in ("<lambda>", " at 0x", "\n")):
+            tell(f"the {name} has no name of its own: a later run cannot continue this training")
+            settings[name] += f" of {time.time()}"
     log: list[dict] = []
     if run.unfinished.exists():
         log = load_checkpoint(run.unfinished, model, optimizer, settings)["log"]
@@ -183,6 +187,18 @@ def fit(model: Divided, rows: Rows, recipe: Recipe, run: Run) -> Iterator[Tensor
     if rank == 0:
         with staged(run.losses) as file:
             file.write_text("".join(f"{json.dumps(each)}\n" for each in log))
+
+
+def describe(value: Any) -> str:
+    """A text that tells a function, or what it holds, from others, also in a later run."""
+    if isinstance(value, partial):
+        held = [value.func, *value.args, *chain(*value.keywords.items())]
+        return f"partial({', '.join(map(describe, held))})"
+    if not isinstance(value, FunctionType):
+        return repr(value)
+    held = [cell.cell_contents for cell in value.__closure__ or ()]
+    held += value.__defaults__ or ()
+    return f"{value.__module__}.{value.__qualname__}({', '.join(map(describe, held))})"
 
 
 def order_rows(rows: int, batch: int, seed: int) -> Iterator[Tensor]:
