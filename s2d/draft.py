@@ -51,7 +51,7 @@ class LayerExit:
 
     def __init__(self, model: Llama, previous: "LayerExit | None", exit_layer: int) -> None:
         if previous is not None and previous.model is not model:
-            raise ValueError("exits: layers of another model come after all exits of the draft")
+            raise ValueError("exits: expected layers of another model after all exits of the draft")
         self.model = model
         self.previous = previous
         self.exit_layer = exit_layer

@@ -51,7 +51,7 @@ def start(target: Llama, tokens: Ids, draft: Llama | None = None, **options: Any
 def decide(draft: Any, exits: Any = None, **given: Any) -> Options:
     """The settings for a ``draft``: a ``Llama``, its folder, or None for exit 0 alone.
 
-    What is ``given`` is filled in by the draft's defaults (``options.fill_in``).
+    The draft's defaults fill in what is not ``given`` (``options.fill_in``).
     """
     layers = 0 if draft is None else draft.config.num_hidden_layers
     own = {"exits": (0,)} if draft is None else {"exits": (layers,)} | draft.drafting
@@ -59,7 +59,7 @@ def decide(draft: Any, exits: Any = None, **given: Any) -> Options:
         own["exits"] = with_exit_0(own["exits"])
         exits = None if exits is None else with_exit_0(exits)
         first, *others = exits or own["exits"]
-        if not others:
+        if not others:  # an exit that drafts alone may have defaults of its own
             own |= getattr(first, "drafting", {})
         options = fill_in(own, exits=exits, **given)
     except (AttributeError, RuntimeError, TypeError) as error:  # such as a name that there is not

@@ -9,7 +9,7 @@ from torch import Tensor
 from .devices import to_device
 from .tree import Node
 
-MAX_PROMPT = 256  # unread tokens in the tree's pass; more go before it, as the mask would be large
+MAX_PROMPT = 256  # unread tokens in the tree's pass: for more, its mask would be large
 
 
 class Inputs(NamedTuple):
@@ -23,7 +23,8 @@ class Inputs(NamedTuple):
 def unread(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -> list[Inputs]:
     """The inputs of the passes over what is not read; the last one is over the tree.
 
-    A long prompt has a pass of its own. A long text that a segment has missed later has several.
+    A long prompt has a pass of its own before. What a model has missed later is read in passes of
+    MAX_PROMPT tokens.
     """
     found = []
     while len(context) - read > MAX_PROMPT:
@@ -42,10 +43,10 @@ def inputs(context: Sequence[int], nodes: list[Node], read: int, like: Tensor) -
         read: how many entries the cache has: a part of the context, or all of it and some nodes.
         like: a tensor with the model's device and dtype.
 
-    An example: the context is w x y z a. Of the tree in tree.py, the nodes a, b, c and d are given.
-    The model has read w x y z.
+    An example: the context is s t u v a. Of the tree in tree.py, the nodes a, b, c and d are given.
+    The model has read s t u v.
 
-                w x y z   a b c d
+                s t u v   a b c d
           a     x x x x   x . . .      position 4
           b     x x x x   x x . .               5
           c     x x x x   x . x .               5

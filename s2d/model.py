@@ -77,9 +77,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, T, H·D).
 
-    H/G query heads share a key head. No fused kernel takes both a mask and groups: with a ``mask``
-    (H/G·T, S+T), or if T = 1, the query heads become rows of their key head. Without a mask a
-    single query attends to everything; several queries attend causally, and S is 0.
+    H/G query heads share a key head. Without a mask a single query attends to everything, and
+    several queries attend causally; then S is 0. No fused kernel takes both groups and a ``mask``,
+    which is (H/G·T, S+T): the query heads become rows of their key head, also for a single query.
     """
     B, H, T, D = q.shape
     G = k.shape[1]
@@ -238,7 +238,7 @@ class Llama(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.frequencies = rope_frequencies(config)  # no buffer, so that it stays in float32
-        # As a draft: what its config.json says for ``own`` of ``fill_in`` (options.py).
+        # As a draft: the defaults of drafting in its config.json (options.DEFAULTS).
         self.drafting: dict[str, Any] = {}
 
     @property

@@ -23,12 +23,12 @@ METHODS = {
     "s2d": ("all", "chain"),
     "s2d-tree": ("all", "growing"),
 }
-# A draft's config.json comes before this. ``growing`` is top_k, depth and size; ``stop`` is the
-# default of chains, and ``tree_stop`` of trees. Thresholds of 0.5 are the published ones.
+# A draft's config.json overrides these. ``growing`` is top_k, depth and size; ``stop`` is the
+# default of chains, and ``tree_stop`` of trees.
 DEFAULTS = dict(
     method="s2d", thresholds=(), draft_length=6, stop=0.0, growing=(10, 4, 60), tree_stop=0.0
 )
-THRESHOLD = 0.5
+THRESHOLD = 0.5  # as published
 
 
 @dataclass(frozen=True)

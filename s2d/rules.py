@@ -32,7 +32,8 @@ class Prediction(NamedTuple):
 
     logits: Tensor  # (R, V)
     # How sure the exit is: a tensor of one number, or a number; usually the largest probability at
-    # temperature 1. A confidence of 0 says that the exit knows nothing: drafting ends there.
+    # temperature 1. At 0 the exit knows nothing: the next exit is asked, and after the last
+    # one drafting ends.
     confidence: Tensor | float
     hidden: Tensor | None = None  # (R, hidden): before the norm and the LM head, if there are any
 
@@ -125,7 +126,7 @@ class Rejection:
     1. Each tested token was drawn from q. It is not the argmax of q, for example.
     2. The exit is chosen without a look at the tokens that were drawn there.
     3. Every token that was drawn at the chosen exit is sent. To leave out a drawn token because it
-       is improbable would change the law of the others.
+       is improbable would change the distribution of the others.
     4. The random numbers that test a token are independent of those that drew it.
 
     A growing tree leaves nodes out, which breaks the third condition. So its children are chosen

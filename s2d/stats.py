@@ -41,9 +41,9 @@ class Stats:
     draft_levels: int = 0  # that were drafted, also those of which no node was sent
     # {exit, or TARGET: its nodes that were sent}
     sent: Counter[int] = field(default_factory=Counter)
-    # {(depth, exit): its levels there of which a node was sent}; a level is drafted by one exit.
+    # {(depth, exit): the trees with a sent node there, by this exit}; a level has one exit.
     levels: Counter[tuple[int, int]] = field(default_factory=Counter)
-    # And of these, those of which a node was accepted.
+    # And of these, the trees of which such a node was accepted.
     accepted: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def add(self, step: Step) -> None:

@@ -342,7 +342,7 @@ BROKEN = [
     ("tree: expected widths from 1, or a Shape", dict(tree=GrowingShape(1000, 2, 5))),
     ("tree: expected without draft_length", dict(tree=(2, 1), draft_length=3)),
     ("options: .* missing 3", dict(tree=GrowingShape)),
-    ("layers of another model come after", dict(draft=random_llama(2), exits=[OfTarget, 4])),
+    ("expected layers of another model after", dict(draft=random_llama(2), exits=[OfTarget, 4])),
 ]
 
 

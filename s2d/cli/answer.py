@@ -29,7 +29,7 @@ Watch = Callable[[Decoder, Pair], Iterable[Step]]
 def answer(args: Namespace, watch: Watch) -> int:
     """The whole program: the exit code. torchrun runs it in each of its processes.
 
-    Prompts are encoded before the models are loaded, which takes long, as they may be refused.
+    Loading takes long, so prompts, which may be refused, are encoded first.
     """
     join_processes()
     with ExitStack() as outputs:

@@ -125,7 +125,7 @@ def choose_pair(
 
 
 def check_decision(made_for: str, draft: ModelFolder | None, options: Options) -> None:
-    """ValueError unless only exits with layers draft, of the draft that a decision model knows."""
+    """ValueError if exit 0 drafts, or another draft than a decision model was made for."""
     from ..mcsd.decision import fingerprint
 
     if draft is None or TableExit in options.exits:

@@ -17,7 +17,7 @@ def describe(options: Options) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A shape of ours by its numbers, exit 0 by its own, and another part by what tells it apart.
+    """A shape of ours by its numbers, exit 0 by 0, and another part by what tells it apart.
 
     That is its name, the line of a function, and the values that a closure or an object holds.
     """
@@ -28,6 +28,7 @@ def plain(value: Any) -> Any:
     text, held = repr(value), None
     if isinstance(value, FunctionType):
         text = f"{value.__qualname__} in line {value.__code__.co_firstlineno}"
+        # An empty cell has no contents.
         filled = [cell for cell in value.__closure__ or () if cell != CellType()]
         held = [*(cell.cell_contents for cell in filled), *(value.__defaults__ or ())]
     elif type(value).__repr__ is object.__repr__:

@@ -1,7 +1,8 @@
 """Several prompts at once, each as if it were alone: their target passes are made as one.
 
-Nothing is padded or aligned. The new positions of all prompts are one row, for which matmuls read
-every weight once. Only attention is computed per prompt, on its own KV cache and with its own mask.
+Nothing is padded or aligned. A long prompt is read alone, before its first step. Then the new
+positions of all prompts are one row, for which matmuls read every weight once. Only attention is
+computed per prompt, on its own KV cache and with its own mask.
 """
 
 import time
@@ -63,7 +64,7 @@ def decode_many(
             turn += 1
         asked: list[Asked] = []
         taking_part = []
-        for number, prompt in chain(active, waiting):
+        for number, prompt in chain(active, waiting):  # each drafts a tree
             try:
                 asked.append(next(prompt))
                 taking_part.append((number, prompt))
@@ -76,7 +77,7 @@ def decode_many(
             return
         outputs = run_together(target, asked) if asked else []
         del asked  # or it keeps the caches of answers that end now
-        for (number, prompt), output in zip(taking_part, outputs):
+        for (number, prompt), output in zip(taking_part, outputs):  # each verifies its tree
             try:
                 prompt.send(output)
                 active.append((number, prompt))

@@ -6,13 +6,14 @@ engine. Two things besides a row's own numbers decide how it is rounded: the num
 pass, by which a kernel is chosen; and where the keys end, as the last, partial vector of keys is
 summed in another order. So here,
 
-1. every pass of the target has 16 rows: the root and the chain, then rows that stand for nothing;
+1. every pass over drafted tokens has 16 rows: the root, the chain, and rows that stand for nothing;
 2. every pass attends to one number of keys, a multiple of 16 that is enough for the whole answer:
    those that are not written yet are zeros, and masked;
-3. the prompt but its last token is read before the first step, in a pass of its own.
+3. the prompt but its last token is read in a pass of its own, in the first step.
 
-Plain decoding (``method="ar"``) in the same way, with the same ``max_new_tokens``, is what all
-methods equal. It costs attention to keys that are not there yet, and rows that stand for nothing.
+All methods equal plain decoding (``method="ar"``) in the same way, with the same
+``max_new_tokens``. The price is attention to keys that are not there yet, and rows that stand for
+nothing.
 A tree has other sums: a node's ancestors do not lie side by side. So only chains are drafted.
 
 Engines reach this by kernels that do not depend on the batch (Thinking Machines, "Defeating
@@ -63,7 +64,7 @@ def check_chain(options: Options) -> None:
 
 
 def by_row(distribution: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Logits (R, V) -> probabilities (R, V), row by row, as several may be summed otherwise."""
+    """Logits (R, V) -> probabilities (R, V), row by row: several may be rounded otherwise."""
     return lambda logits: torch.cat([distribution(row) for row in logits.split(1)])
 
 
