@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from .decoder import Decoder
 from .draft import Exit, LayerExit, SortedDraft
 from .model import Llama
-from .options import Options, expect, fill_in, make_shape, short
+from .options import Options, expect, fill_in, make_shape, short, with_exit_0
 from .rules import Greedy, Rejection, Rule, SharedNoise
 from .sampling import Distribution, Draws
 from .stats import Generation
@@ -48,7 +48,7 @@ def start(target: Llama, tokens: Ids, draft: Llama | None = None, **options: Any
     return make_decoder(target, tokens, draft, decide(draft, **options))
 
 
-def decide(draft: Any, exits: Any = None, **given: Any) -> Options:
+def decide(draft: Any, **given: Any) -> Options:
     """The settings for a ``draft``: a ``Llama``, its folder, or None for exit 0 alone.
 
     The draft's defaults fill in what is not ``given`` (``options.fill_in``).
@@ -56,12 +56,7 @@ def decide(draft: Any, exits: Any = None, **given: Any) -> Options:
     layers = 0 if draft is None else draft.config.num_hidden_layers
     own = {"exits": (0,)} if draft is None else {"exits": (layers,)} | draft.drafting
     try:
-        own["exits"] = with_exit_0(own["exits"])
-        exits = None if exits is None else with_exit_0(exits)
-        first, *others = exits or own["exits"]
-        if not others:  # an exit that drafts alone may have defaults of its own
-            own |= getattr(first, "drafting", {})
-        options = fill_in(own, exits=exits, **given)
+        options = fill_in(own, **given)
     except (AttributeError, RuntimeError, TypeError) as error:  # such as a name that there is not
         raise ValueError(f"options: {error}") from error
     numbers = [each for each in options.exits if isinstance(each, int)]
@@ -69,15 +64,6 @@ def decide(draft: Any, exits: Any = None, **given: Any) -> Options:
         words = f"the draft has {layers} layers" if layers else "there is no draft model"
         raise ValueError(f"exits {numbers}: {words}")
     return options
-
-
-def with_exit_0(exits: Sequence[Any]) -> tuple[Any, ...]:
-    """The ``exits`` with the class of exit 0 in the place of its number."""
-    if 0 not in exits:
-        return tuple(exits)
-    from .ngram.table import TableExit  # its room is asked only if it is used
-
-    return tuple(TableExit if each == 0 else each for each in exits)
 
 
 def make_decoder(target: Llama, tokens: Ids, draft: Llama | None, options: Options) -> Decoder:
@@ -119,7 +105,7 @@ def make_exits(target: Llama, draft: Llama | None, options: Options) -> list[Exi
         draft = with_vocabulary_of(target, draft)
     exits: list[Exit] = []
     previous = None
-    for each in options.exits:
+    for each in with_exit_0(options.exits):
         exit_ = each(target, draft) if callable(each) else LayerExit(draft, previous, each)
         if isinstance(exit_, LayerExit):
             previous = exit_

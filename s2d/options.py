@@ -36,8 +36,8 @@ class Options:
     """All settings of an answer, as they were decided."""
 
     method: str = "ar"  # one of METHODS, for reports: exits, tree and stop say what it means
-    # Layers after which the draft may predict, in ascending order. A function (target, draft) ->
-    # ``Exit`` (draft.py) may stand among them, such as a class; exit 0 is one (ngram/table.py).
+    # Layers after which the draft may predict, in ascending order; 0 is a table (ngram/table.py). A
+    # function (target, draft) -> ``Exit`` (draft.py), such as a class, may stand among them.
     exits: tuple[int | Callable[..., Any], ...] = ()
     thresholds: tuple[float, ...] = ()  # a confidence above it is enough; the last exit has none
     # The shape of each tree, or a function that makes it for an answer; a chain is a tree, too.
@@ -58,7 +58,7 @@ class Options:
         """ValueError for the first setting that cannot be run."""
         layers = [each for each in self.exits if not callable(each)]
         words = "exits: expected increasing numbers of layers, or functions (target, draft) -> Exit"
-        expect(layers == sorted({*layers}) and min(layers, default=1) >= 1, words, self.exits)
+        expect(layers == sorted({*layers}) and min(layers, default=0) >= 0, words, self.exits)
         are_right = all(is_number(each, 0, inf) for each in self.thresholds)
         expect(are_right, "thresholds: expected numbers from 0", self.thresholds)
         words = f"tree: expected widths from 1, or a Shape, with up to {MAX_NODES} nodes"
@@ -120,6 +120,9 @@ def fill_in(
             function that makes the Shape of each answer, such as a class: for a shape that learns.
     """
     own = DEFAULTS | own
+    asked = own["exits"] if exits is None else exits
+    if len(asked) == 1:  # an exit that drafts alone may have defaults of its own
+        own |= getattr(with_exit_0(asked)[0], "drafting", {})
     stop = plain_number(stop)
     others = {name: plain_number(value) for name, value in others.items()}
     if method is None:
@@ -134,7 +137,9 @@ def fill_in(
     exits = tuple(each if callable(each) else index(each) for each in exits)  # NumPy's, too
     if thresholds is None:
         known = dict(zip(own["exits"][:-1], own["thresholds"]))  # the last one's is not read
-        thresholds = [getattr(each, "threshold", known.get(each, THRESHOLD)) for each in exits]
+        usual = [known.get(each, THRESHOLD) for each in exits]
+        makers = zip(with_exit_0(exits), usual)
+        thresholds = [getattr(maker, "threshold", number) for maker, number in makers]
     thresholds = [plain_number(each) for each in thresholds]
     if len(thresholds) not in (len(exits), len(exits) - 1):
         raise ValueError(f"{len(exits)} exits, but {len(thresholds)} thresholds")
@@ -152,6 +157,15 @@ def fill_in(
     if callable(tree):
         shape = tree  # the function itself: each answer makes its own
     return Options(method, exits, tuple(thresholds[: len(exits) - 1]), shape, stop, **others)
+
+
+def with_exit_0(exits: Sequence[Any]) -> tuple[Any, ...]:
+    """The ``exits`` with the class of exit 0 in the place of its number."""
+    if 0 not in exits:
+        return tuple(exits)
+    from .ngram.table import TableExit  # its room is asked only if it is used
+
+    return tuple(TableExit if each == 0 else each for each in exits)
 
 
 def plain_number(value: Any) -> Any:

@@ -12,7 +12,6 @@ from ..checkpoint.load import load_model, read_tensors
 from ..checkpoint.tokenizer import Tokenizer
 from ..generation import decide
 from ..model import Llama
-from ..ngram.table import TableExit
 from ..options import Options, expect
 from ..passes.tensor_parallel import load_part
 from .names import find_datastore, find_draft, find_target
@@ -32,7 +31,7 @@ class Choice:
     def drafting(self) -> str:
         """What drafts, in words."""
         parts = [] if self.draft_folder is None else [str(self.draft_folder.path)]
-        if TableExit in self.options.exits:
+        if 0 in self.options.exits:
             parts.append("exit 0, the n-grams of the text")
         if self.datastore is not None:
             parts.append(f"exit 0, the n-grams of the text and of {self.datastore}")
@@ -109,15 +108,15 @@ def choose_pair(
         check_chain(decided)
     if decision is not None:
         check_decision(model.draft, found, decided)
-    if datastore is None and TableExit in decided.exits:
+    if datastore is None and 0 in decided.exits:
         datastore = find_datastore(folder)
     if datastore is not None:
-        if TableExit not in decided.exits:
+        if 0 not in decided.exits:
             raise ValueError("datastore: expected exit 0 among the exits, which reads it")
         from ..ngram.datastore import load_datastore, reading
 
         exit_0 = reading(load_datastore(datastore, folder.config))
-        exits = [exit_0 if each is TableExit else each for each in decided.exits]
+        exits = [exit_0 if each == 0 else each for each in decided.exits]
         decided = replace(decided, exits=tuple(exits))
     # After all other checks, as transformers takes seconds to import.
     tokenizer = Tokenizer(folder.path, folder.config.vocab_size)
@@ -128,7 +127,7 @@ def check_decision(made_for: str, draft: ModelFolder | None, options: Options) -
     """ValueError if exit 0 drafts, or another draft than a decision model was made for."""
     from ..mcsd.decision import fingerprint
 
-    if draft is None or TableExit in options.exits:
+    if draft is None or 0 in options.exits:
         raise ValueError("decision: expected exits with layers, and not exit 0")
     not_read = "model.layers.", "model.embed_tokens.", "lm_head."
     tensors = {name: tensor for _, name, tensor in read_tensors(draft.path, not_read)}
@@ -152,5 +151,5 @@ def load_chosen(
         draft = target  # it drafts for itself: its first layers are in memory already
     elif found is not None:
         layers = [each for each in choice.options.exits if isinstance(each, int)]
-        draft = load(found, device, target.dtype, layers=max(layers, default=None))
+        draft = load(found, device, target.dtype, layers=max(layers, default=0) or None)
     return Pair(**vars(choice), target=target, draft=draft)
