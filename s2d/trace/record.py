@@ -6,7 +6,6 @@ exits and around the rule's draws write down. Recording changes no answer.
 
 import math
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -79,7 +78,7 @@ class Recorder:
         """Record a Step that was just made."""
         tree = step.tree
         options = self.decoder.options
-        shown = replace(options.distribution, temperature=options.temperature or 1.0)
+        shown = Distribution(options.temperature or 1.0, options.top_p, options.top_k)
         rows = shown(step.logits)
         p = dict(zip(tree.nodes, rows))  # (V,) by node: the target's
         path = [tree.root, *step.accepted]
