@@ -18,7 +18,8 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from s2d.checkpoint.load import empty_model, save_model  # noqa: E402
+from s2d.checkpoint.load import empty_model  # noqa: E402
+from s2d.checkpoint.save import save_model  # noqa: E402
 from s2d.model import Llama, LlamaConfig  # noqa: E402
 
 SHAPES = {  # vocabulary, hidden size, MLP width, layers, heads, KV heads, head size

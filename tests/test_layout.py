@@ -9,7 +9,7 @@ from helpers import raises_line, random_llama, random_tokens
 
 from s2d.checkpoint import layout
 from s2d.checkpoint.layout import PackedLinear, can_pack, multiply_packed, pack, quicken
-from s2d.checkpoint.load import save_model
+from s2d.checkpoint.save import save_model
 
 TOKENS = torch.tensor([random_tokens(0, 9)])
 by_columns = lambda weight: weight.t().contiguous().t()  # noqa: E731

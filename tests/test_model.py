@@ -7,7 +7,8 @@ from helpers import random_llama
 from theirs import load_transformers, random_transformers
 
 from s2d import load_model
-from s2d.checkpoint.load import empty_model, save_model
+from s2d.checkpoint.load import empty_model
+from s2d.checkpoint.save import save_model
 from s2d.model import LlamaConfig
 
 LLAMA3 = dict(rope_type="llama3", factor=7.0, low_freq_factor=1.0, high_freq_factor=4.0)

@@ -12,9 +12,9 @@ from helpers import fork, program, random_llama, random_tokens
 import run
 from s2d import load_model, start
 from s2d.checkpoint.config import read_folder
-from s2d.checkpoint.load import save_model
+from s2d.checkpoint.save import save_model
 from s2d.mcsd.roots import RootsDecoder
-from s2d.passes import tensor_parallel
+from s2d.passes import processes, tensor_parallel
 from s2d.passes.batch import decode_many
 
 SIZES = dict(head_dim=4, num_hidden_layers=3, max_position_embeddings=400)
@@ -51,7 +51,7 @@ def what_was_said(result):
 
 
 def decode_on_each_rank(folder):
-    tensor_parallel.join_processes()
+    processes.join_processes()
     target = tensor_parallel.load_part(read_folder(folder), "cpu", "float64")
     found = decode(target, folder)
     found["held"] = sum(p.numel() for p in target.model.layers.parameters())
@@ -97,7 +97,7 @@ def test_two_processes_print_what_one_prints(tmp_path, monkeypatch, capsys):
 @pytest.fixture
 def ended(tmp_path, monkeypatch):
     """ended(words): what two ranks of run.py said in the end, of which none was successful."""
-    monkeypatch.setattr(tensor_parallel, "AT_EXIT", timedelta(seconds=1))
+    monkeypatch.setattr(processes, "AT_EXIT", timedelta(seconds=1))
 
     def run_on_two(words):
         line = f"--target 13b --max-new-tokens 8 {words}".split()

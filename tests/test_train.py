@@ -17,8 +17,8 @@ from helpers import WEIGHTS, blocks, change_json, fork, program, raises_line, ra
 
 from s2d import Tokenizer, load_model
 from s2d.checkpoint.files import taken
-from s2d.checkpoint.load import save_model
-from s2d.passes.tensor_parallel import join_processes
+from s2d.checkpoint.save import save_model
+from s2d.passes.processes import join_processes
 from s2d.soft import exit_states, soft_losses
 from s2d.train import __main__ as train
 from s2d.train import data, family, fit, nested

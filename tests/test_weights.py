@@ -21,7 +21,8 @@ from vocabularies import save_trained
 from s2d import Tokenizer, load_model
 from s2d.checkpoint import load
 from s2d.checkpoint.config import config_from_dict, read_folder
-from s2d.checkpoint.load import check_device, choose_dtype, save_model
+from s2d.checkpoint.load import check_device, choose_dtype
+from s2d.checkpoint.save import save_model
 from s2d.pair import names
 from s2d.pair.loading import load_pair
 

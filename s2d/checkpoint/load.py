@@ -1,8 +1,6 @@
-"""A Hugging Face folder (config.json and weights) <-> a Llama, and where its weights lie."""
+"""A Hugging Face folder (config.json and weights) -> a Llama, and where its weights lie."""
 
-import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,20 +8,16 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..model import Llama, LlamaConfig
-from .config import DTYPES, ModelFolder, config_to_dict, read_folder
-from .files import read_json, staged
+from .config import DTYPES, ModelFolder, read_folder
+from .files import read_json
 from .layout import quicken
 from .notices import progress
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-# What a model is spoken to with, and where its answers end: copied with its weights.
-COMPANIONS = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "added_tokens.json")
-COMPANIONS += ("special_tokens_map.json", "chat_template.jinja", "generation_config.json")
 
 
 def load_model(
@@ -183,32 +177,6 @@ def empty_model(config: LlamaConfig) -> Llama:
     """A Llama whose parameters have names and shapes but no memory yet."""
     with torch.device("meta"), Uninitialised():
         return Llama(config)
-
-
-def save_model(
-    model: Llama,
-    path: Path | str,
-    tokenizer_from: Path | str | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-) -> None:
-    """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
-
-    The tokenizer in the folder ``tokenizer_from`` is copied along. ValueError: ``path`` is there.
-    """
-    if os.path.lexists(path):
-        raise ValueError(f"{path} is there already; remove it or name another")
-    state = model.state_dict()
-    if model.config.tie_word_embeddings:
-        del state[HEAD]
-    tensors = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in state.items()}
-    config = config_to_dict(model.config, dtype, model.drafting)
-    with staged(path) as stage:
-        stage.mkdir()
-        for name in COMPANIONS:
-            if tokenizer_from and Path(tokenizer_from, name).is_file():
-                shutil.copyfile(Path(tokenizer_from, name), stage / name)
-        save_file(tensors, stage / "model.safetensors", metadata={"format": "pt"})
-        (stage / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def check_device(device: torch.device | str) -> torch.device:

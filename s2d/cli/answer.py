@@ -16,7 +16,7 @@ from ..generation import make_decoder
 from ..options import Options
 from ..pair.loading import Choice, Pair, choose_pair, load_chosen
 from ..pair.names import miniature_note
-from ..passes.tensor_parallel import from_rank_0, join_processes  # for torchrun
+from ..passes.processes import from_rank_0, join_processes  # for torchrun
 from ..stats import Step
 from .terminal import as_json, compare_speed, report, show, stream
 

@@ -13,7 +13,6 @@ from ..checkpoint.tokenizer import Tokenizer
 from ..generation import decide
 from ..model import Llama
 from ..options import Options, expect
-from ..passes.tensor_parallel import load_part
 from .names import find_datastore, find_draft, find_target
 
 
@@ -144,8 +143,12 @@ def load_chosen(
     """
     found = choice.draft_folder
     divided = is_initialized()
-    load_target = load_part if divided else load
-    target = load_target(choice.folder, device, dtype)
+    if divided:
+        from ..passes.tensor_parallel import load_part
+
+        target = load_part(choice.folder, device, dtype)
+    else:
+        target = load(choice.folder, device, dtype)
     draft = None
     if found is not None and not divided and found.path.samefile(choice.folder.path):
         draft = target  # it drafts for itself: its first layers are in memory already

@@ -9,7 +9,7 @@ from ..checkpoint.files import staged
 from ..checkpoint.notices import tell
 from ..decoder import Decoder
 from ..pair.loading import Pair
-from ..passes.tensor_parallel import from_rank_0
+from ..passes.processes import from_rank_0
 from ..stats import Step
 from .colors import COLORS, SHADES, color_exits
 from .record import Recorder

@@ -15,7 +15,7 @@ def run(arguments: list[str] | None) -> None:
     """Do what the command line says, in each of the processes that torchrun started, if it did."""
     import torch.distributed as dist
 
-    from ..passes.tensor_parallel import join_processes, own_device
+    from ..passes.processes import join_processes, own_device
     from .fit import Run
     from .nested import train_soft
 

@@ -27,7 +27,7 @@ from ..checkpoint.files import staged
 from ..checkpoint.load import is_fast
 from ..checkpoint.notices import PROGRESS_SECONDS, tell
 from ..model import Llama
-from ..passes.tensor_parallel import from_rank_0
+from ..passes.processes import from_rank_0
 from ..soft import soft_losses
 
 CHECKPOINT_SECONDS = 300  # between two checkpoints, at least

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..checkpoint.config import read_folder
 from ..checkpoint.files import taken
-from ..checkpoint.load import empty_model, load_model, save_model
+from ..checkpoint.load import empty_model, load_model
 from ..checkpoint.notices import tell
+from ..checkpoint.save import save_model
 from ..checkpoint.tokenizer import Tokenizer
 from ..mcsd.decision import fingerprint
 from ..model import Llama
