@@ -81,14 +81,14 @@ def parse(arguments: list[str] | None = None) -> Namespace:
 
 def refuse_mistakes(args: Namespace, parser: ArgumentParser) -> None:
     """Refuse an option that would do nothing beside others."""
+    many = args.prompts or args.interactive
     single = args.trace or args.compare
     is_text = args.interactive or args.compare
     drafts = args.paper or args.compare or any(getattr(args, name) is not None for name in DRAFTING)
     messages = {
         "--prompt is given twice; --prompts FILE answers several": len(args.prompt or ()) > 1,
         "--batch is for --prompts": args.batch and not args.prompts,
-        "--trace and --compare are for a single prompt": single
-        and (args.prompts or args.interactive),
+        "--trace and --compare are for a single prompt": single and many,
         "--bitwise goes with one prompt in a pass": args.bitwise and args.prompts,
         "--json goes neither with --interactive nor with --compare": args.json and is_text,
         "--method ar does not draft, and is the target alone": args.method == "ar" and drafts,

@@ -59,10 +59,9 @@ def decide(draft: Any, **given: Any) -> Options:
         options = fill_in(own, **given)
     except (AttributeError, RuntimeError, TypeError) as error:  # such as a name that there is not
         raise ValueError(f"options: {error}") from error
-    numbers = [each for each in options.exits if isinstance(each, int)]
-    if max(numbers, default=0) > layers:
+    if max(options.layers, default=0) > layers:
         words = f"the draft has {layers} layers" if layers else "there is no draft model"
-        raise ValueError(f"exits {numbers}: {words}")
+        raise ValueError(f"exits {options.layers}: {words}")
     return options
 
 

@@ -56,9 +56,9 @@ class Options:
 
     def __post_init__(self) -> None:
         """ValueError for the first setting that cannot be run."""
-        layers = [each for each in self.exits if not callable(each)]
         words = "exits: expected increasing numbers of layers, or functions (target, draft) -> Exit"
-        expect(layers == sorted({*layers}) and min(layers, default=0) >= 0, words, self.exits)
+        is_right = self.layers == sorted({*self.layers}) and min(self.layers, default=0) >= 0
+        expect(is_right, words, self.exits)
         are_right = all(is_number(each, 0, inf) for each in self.thresholds)
         expect(are_right, "thresholds: expected numbers from 0", self.thresholds)
         words = f"tree: expected widths from 1, or a Shape, with up to {MAX_NODES} nodes"
@@ -78,6 +78,11 @@ class Options:
         is_right = hasattr(self.stop_at, "begin") and not isinstance(self.stop_at, type)
         is_right = is_right or self.stop_at is None
         expect(is_right, "stop_at: expected an object such as StopStrings", self.stop_at)
+
+    @property
+    def layers(self) -> list[int]:
+        """The exits that are numbers."""
+        return [each for each in self.exits if not callable(each)]
 
     @property
     def distribution(self) -> Distribution:
@@ -137,9 +142,8 @@ def fill_in(
     exits = tuple(each if callable(each) else index(each) for each in exits)  # NumPy's, too
     if thresholds is None:
         known = dict(zip(own["exits"][:-1], own["thresholds"]))  # the last one's is not read
-        usual = [known.get(each, THRESHOLD) for each in exits]
-        makers = zip(with_exit_0(exits), usual)
-        thresholds = [getattr(maker, "threshold", number) for maker, number in makers]
+        makers = with_exit_0(exits)
+        thresholds = [getattr(each, "threshold", known.get(each, THRESHOLD)) for each in makers]
     thresholds = [plain_number(each) for each in thresholds]
     if len(thresholds) not in (len(exits), len(exits) - 1):
         raise ValueError(f"{len(exits)} exits, but {len(thresholds)} thresholds")

@@ -228,7 +228,7 @@ def test_a_tied_model(folder, tmp_path, stored):
     save_model(model, tmp_path / "saved", dtype=torch.float64)
     equals_transformers(tmp_path / "saved")
     save_file(tensors | {"lm_head.weight": head, "model.embed_tokens.weight": shared}, file)
-    refused(ValueError, "differs from the one read before .with tie_word", folder)
+    refused(ValueError, "differs from the one read before; tie_word_embeddings is True", folder)
 
 
 def test_what_changes_no_llama_is_ignored(folder, capsys):

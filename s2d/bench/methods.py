@@ -26,7 +26,7 @@ def default_methods(target: str, draft: Path | None, exits: Sequence[int] | None
     found = find_draft(read_folder(find_target(target)), draft, exits)
     if found is None:
         return ["s2d-tree:exits=0"]
-    exits = exits or [each for each in decide(found, method="s2d").exits if isinstance(each, int)]
+    exits = exits or decide(found, method="s2d").layers
     single = [f"sd:exits={each}" for each in exits]
     together = ",".join(map(str, exits))
     names = f"mcsd:exits={exits[-1]}", f"s2d:exits={together}", f"s2d-tree:exits={together}"
@@ -73,8 +73,7 @@ def load_methods(choices: dict[str, Choice], args: Namespace) -> dict[str, Pair]
     for choice in choices.values():
         if choice.draft_folder is not None:
             path = choice.draft_folder.path
-            layers = [each for each in choice.options.exits if isinstance(each, int)]
-            last[path] = max([*layers, last.get(path, 0)])
+            last[path] = max([*choice.options.layers, last.get(path, 0)])
 
     def load(folder: ModelFolder, *where: Any, layers: int | None = None) -> Llama:
         if folder.path not in loaded:

@@ -108,8 +108,8 @@ def fill(
             raise ValueError(f"{file}: {name} is {found}, not quantised")
         tensor = tensor.to(device, dtype, copy=True)  # the file is not needed any more
         if name in tensors and not torch.equal(tensors[name], tensor):
-            words = "with tie_word_embeddings, LM head and embedding are one"
-            raise ValueError(f"{file}: {name} differs from the one read before ({words})")
+            words = f"{name} differs from the one read before; tie_word_embeddings is {tied}"
+            raise ValueError(f"{file}: {words}")
         tensors[name] = tensor
     if missing := shapes.keys() - tensors.keys():
         raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")

@@ -145,7 +145,7 @@ def speed_of(generation: Generation) -> float:
 
 def as_json(generation: Generation, args: Namespace, pair: Pair, **named: Any) -> str:
     """An answer and what it came from as one JSON object; ``named`` comes first in it."""
-    from ..pair.settings import describe
+    from ..pair.settings import describe  # which an answer as text does not need
 
     stats = generation.stats
     answer = named | {

@@ -153,6 +153,6 @@ def load_chosen(
     if found is not None and not divided and found.path.samefile(choice.folder.path):
         draft = target  # it drafts for itself: its first layers are in memory already
     elif found is not None:
-        layers = [each for each in choice.options.exits if isinstance(each, int)]
-        draft = load(found, device, target.dtype, layers=max(layers, default=0) or None)
+        layers = max(choice.options.layers, default=0) or None
+        draft = load(found, device, target.dtype, layers=layers)
     return Pair(**vars(choice), target=target, draft=draft)
